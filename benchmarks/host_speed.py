@@ -1,0 +1,136 @@
+"""Host-side costs: launch, compilation, import, first kernel of a process with a warm cache.
+
+    python benchmarks/host_speed.py --out benchmarks/results/host_speed.json
+
+With a GPU the launch and compile times stand beside Triton's in the same process; without one
+only what needs no GPU is measured (compilation to PTX and cubin, import).
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+import kernels
+
+import minitriton
+
+
+def launch_cost(rounds: int = 20, launches: int = 2000) -> dict[str, float]:
+    """Median seconds of host time a launch of a 4-argument kernel, contenders interleaved."""
+    import torch
+    import triton
+    import triton.language as tl
+
+    import minitriton.language as mtl
+
+    x, y = torch.randn(1024, device="cuda"), torch.randn(1024, device="cuda")
+    out = torch.empty_like(x)
+    calls = {"torch.add": lambda: torch.add(x, y, out=out)}
+    for name, module in (
+        ("minitriton", kernels.load("kernels_minitriton", minitriton, mtl)),
+        ("triton", kernels.load("kernels_triton", triton, tl)),
+    ):
+        calls[name] = lambda k=module.nop_kernel: k[(1,)](x, y, 1024, 77)
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            call()
+            torch.cuda.synchronize()
+            # few enough launches that the queue of the driver never fills
+            start = time.perf_counter()
+            for _ in range(launches // 10):
+                call()
+            times[name].append((time.perf_counter() - start) / (launches // 10))
+            torch.cuda.synchronize()
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+CHILD = """
+import sys, time, json, os
+sys.path.insert(0, os.environ["BENCH"])
+which = sys.argv[1]
+import torch, kernels
+if which == "minitriton":
+    import minitriton as t, minitriton.language as tl
+else:
+    import triton as t, triton.language as tl
+m = kernels.load("k", t, tl)
+dev = os.environ["DEV"]
+x = torch.randn(4096, device=dev); y = torch.randn(4096, device=dev); out = torch.empty_like(x)
+a = torch.randn(256, 256, device=dev).to(torch.bfloat16)
+c = torch.empty_like(a)
+def sync():
+    if dev == "cuda": torch.cuda.synchronize()
+def timed(f):
+    sync(); s = time.perf_counter(); f(); sync(); return time.perf_counter() - s
+def add(): m.add_kernel[(4,)](x, y, out, 4096, BLOCK=1024)
+def mm(): m.matmul_kernel[(4,)](a, a, c, 256, 256, 256, 256, 1, 256, 1, 256, 1, BLOCK_M=128, BLOCK_N=128, BLOCK_K=64, GROUP_M=8, num_warps=8, num_stages=3)
+def soft(): m.softmax_kernel[(4,)](out, x, 1024, 1024, 1024, BLOCK=1024)
+r = {"first add": timed(add)}
+if sys.argv[2] == "cold":
+    timed(soft)
+    r["process warm: softmax num_warps=8"] = timed(lambda: m.softmax_kernel[(4,)](out, x, 1024, 1024, 1000, BLOCK=1024, num_warps=8))
+    r["process warm: add"] = timed(lambda: m.add_kernel[(4,)](x, y, out, 4096, BLOCK=512))
+    timed(mm)
+    r["process warm: matmul 128x128x64"] = timed(lambda: m.matmul_kernel[(4,)](a, a, c, 256, 256, 256, 256, 1, 256, 1, 256, 1, BLOCK_M=128, BLOCK_N=128, BLOCK_K=64, GROUP_M=8, num_warps=4, num_stages=3))
+print(json.dumps(r))
+"""
+
+
+def compile_cost(which: str, device: str, repeats: int = 3) -> dict[str, float]:
+    """Median seconds from call to result: cold cache, then a fresh process with a warm one."""
+    collected: dict[str, list[float]] = {}
+    for _ in range(repeats):
+        with tempfile.TemporaryDirectory() as cache:
+            env = dict(
+                os.environ, MINITRITON_CACHE_DIR=cache, TRITON_CACHE_DIR=cache, DEV=device,
+                BENCH=str(pathlib.Path(__file__).parent),
+            )  # fmt: skip
+            for mode in ("cold", "warm"):
+                out = subprocess.run(
+                    [sys.executable, "-c", CHILD, which, mode],
+                    env=env, capture_output=True, text=True, check=True,
+                )  # fmt: skip
+                for name, seconds in json.loads(out.stdout.splitlines()[-1]).items():
+                    collected.setdefault(f"{mode} cache: {name}", []).append(seconds)
+    return {name: statistics.median(values) for name, values in collected.items()}
+
+
+def import_cost(module: str, repeats: int = 5) -> float:
+    """Median seconds of `import module` in a fresh interpreter."""
+    code = f"import time; s = time.perf_counter(); import {module}; print(time.perf_counter() - s)"
+    return statistics.median(
+        float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+        for _ in range(repeats)
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", default="")
+    arguments = parser.parse_args()
+    import torch
+
+    gpu = torch.cuda.is_available()
+    results: dict = {"command": " ".join(sys.argv), "import minitriton": import_cost("minitriton")}
+    if gpu:
+        import timing
+
+        results["machine"] = timing.machine()
+        results["launch"] = launch_cost()
+        results["triton"] = compile_cost("triton", "cuda")
+    results["minitriton"] = compile_cost("minitriton", "cuda" if gpu else "cpu")
+    print(json.dumps(results, indent=1))
+    if arguments.out:
+        pathlib.Path(arguments.out).write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,396 @@
+"""Tile IR with layouts -> a `gpu.module` with one `llvm.func`, by emission.
+
+`lower_to_gpu` walks the kernel once. Each op has a rule in a family's `RULES` table; a rule reads
+its operands with `Lowering.value/tile/registers`, emits scalar operations through the `Emitter`
+methods that `Lowering` inherits, and records the result with `Lowering.set`.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from minitriton.codegen.emit import Emitter, attribute, type_named
+from minitriton.codegen.tile import LazyRegisters, Tile, carried
+from minitriton.ir.builder import Builder, i32_attr
+from minitriton.ir.diagnostics import InternalError
+from minitriton.ir.dialect import element_of
+from minitriton.ir.encoding import layout_of
+from minitriton.ir.linear_layout import LinearLayout
+from minitriton.ir.mlir import ir
+from minitriton.ir.target import Target
+
+SHARED_SYMBOL = "smem"
+SHARED_ALIGNMENT = 16
+FAMILIES = (
+    "elementwise", "math", "casts", "memory", "atomics", "program", "control_flow",
+    "shape", "shared", "convert", "reduce", "scan", "dot",
+)  # fmt: skip
+Rule = Callable[["Lowering", ir.Operation], None]
+Lowered = Tile | ir.Value
+
+
+@dataclass(frozen=True)
+class CodegenOptions:
+    """Choices that change the generated code."""
+
+    enable_fp_fusion: bool = True  # a * b + c may become one fma
+
+
+@functools.cache
+def rules() -> dict[str, Rule]:
+    """All families' tables in one: op name -> rule."""
+    merged: dict[str, Rule] = {}
+    for family in FAMILIES:
+        path = f"minitriton.codegen.{family}"
+        try:
+            table = importlib.import_module(path).RULES
+        except ModuleNotFoundError as error:
+            if error.name != path:
+                raise
+            continue
+        merged.update(table)
+    return merged
+
+
+class Lowering(Emitter):
+    """The state of one kernel's lowering; see the module's docstring for how rules use it."""
+
+    def __init__(
+        self,
+        function: ir.Operation,
+        kernel: ir.Operation,
+        target: Target,
+        options: CodegenOptions,
+        num_warps: int,
+        axis: Any = None,
+    ) -> None:
+        block = kernel.regions[0].blocks[0]
+        builder = Builder(ir.InsertionPoint(block), function.location)
+        # everything shared by the kernel goes before this op, which is removed at the end
+        self._markers = [builder.create("llvm.mlir.poison", [ir.IntegerType.get_signless(1)])]
+        super().__init__(builder, ir.InsertionPoint(self._markers[0]))
+        self.function = function
+        self.kernel = kernel
+        self.target = target
+        self.options = options
+        self.num_warps = num_warps
+        self.axis = axis  # AxisAnalysis of the module, or None: nothing is known
+        self._values: dict[ir.Value, Lowered] = {}
+        self._at_entry: dict[Any, ir.Value | None] = {}
+        self._marker: ir.InsertionPoint | None = None
+        self._lazy_only = False
+        self._rules = rules()
+
+    # Values
+
+    def value(self, value: ir.Value) -> Lowered:
+        """What the tile-IR value became: a Tile, or one SSA value for a scalar."""
+        return self._values[value]
+
+    def tile(self, value: ir.Value) -> Tile:
+        """`value` where it must be a tile."""
+        found = self._values[value]
+        assert isinstance(found, Tile), f"{value} is a scalar"
+        return found
+
+    def scalar(self, value: ir.Value) -> ir.Value:
+        """`value` where it must be a scalar."""
+        found = self._values[value]
+        assert not isinstance(found, Tile), f"{value} is a tile"
+        return found
+
+    def registers(self, value: ir.Value) -> Sequence[ir.Value]:
+        """Its registers; a scalar has one."""
+        found = self._values[value]
+        return found.registers if isinstance(found, Tile) else (found,)
+
+    def set(self, result: ir.Value, lowered: Lowered) -> None:
+        """Records what an op's result (or a block argument) became."""
+        self._values[result] = lowered
+
+    def set_registers(self, result: ir.Value, registers: Sequence[ir.Value]) -> None:
+        """Records registers in the layout of the result's type; one value for a scalar."""
+        type_ = result.type
+        if isinstance(type_, ir.RankedTensorType):
+            layout = layout_of(type_)
+            assert len(registers) == layout.num_registers, (
+                f"{len(registers)} registers for {layout}"
+            )
+            self._values[result] = Tile(layout, carried(type_.element_type), registers)
+        else:
+            (self._values[result],) = registers
+
+    def lazy(self, count: int, make: Callable[[int], ir.Value]) -> LazyRegisters:
+        """Registers that `make` emits at this place when they are first read.
+
+        For pure operations whose operands are available here. A rule that calls this must not
+        emit anything else at the insertion point (constants are fine).
+        """
+        if self._marker is None:
+            op = self.builder.create("llvm.mlir.poison", [self.i1])
+            self._markers.append(op)
+            self._marker = ir.InsertionPoint(op)
+        self._lazy_only = True
+        place, loc, builder = self._marker, self.builder.loc, self.builder
+
+        def emit(index: int) -> ir.Value:
+            saved = builder.ip, builder.loc
+            builder.ip, builder.loc = place, loc
+            try:
+                return make(index)
+            finally:
+                builder.ip, builder.loc = saved
+
+        return LazyRegisters(count, emit)
+
+    def axis_info(self, value: ir.Value) -> Any:
+        """AxisInfo (contiguity, divisibility, constancy per dimension) of a value, or None."""
+        return None if self.axis is None else self.axis.get(value)
+
+    # Values of the thread, made at the kernel's entry
+
+    def once(self, key: Any, make: Callable[[], ir.Value | None]) -> ir.Value | None:
+        """`make()` emitted at the kernel's entry on first use, then shared under `key`."""
+        if key not in self._at_entry:
+            with self.builder.at(self.entry):
+                self._at_entry[key] = make()
+        return self._at_entry[key]
+
+    @property
+    def thread_id(self) -> ir.Value:
+        """i32, 0 .. 32 * num_warps - 1."""
+        threads = 32 * self.num_warps
+        return self.once(
+            "thread",
+            lambda: self.op(
+                "nvvm.read.ptx.sreg.tid.x",
+                self.i32,
+                (),
+                {"range": attribute(f"#llvm.constant_range<i32, 0, {threads}>")},
+            ),
+        )
+
+    @property
+    def lane_id(self) -> ir.Value:
+        """i32, 0 .. 31."""
+        return self.once("lane", lambda: self.and_(self.thread_id, 31))
+
+    @property
+    def warp_id(self) -> ir.Value:
+        """i32, 0 .. num_warps - 1."""
+        if self.num_warps == 1:
+            return self.int32(0)
+        return self.once("warp", lambda: self.shr(self.thread_id, 5))
+
+    @property
+    def is_first_thread(self) -> ir.Value:
+        """i1: this is thread 0 of the CTA, which does what must happen once."""
+        return self.once("first", lambda: self.compare("eq", self.thread_id, 0))
+
+    def owns_elements(self, layout: LinearLayout) -> ir.Value | None:
+        """i1: no other thread with smaller lane and warp holds the same elements; None if all do.
+
+        Registers that repeat an element are not covered: skip r with r & free_bits("register").
+        """
+        lanes, warps = layout.free_bits("lane"), layout.free_bits("warp")
+
+        def make() -> ir.Value | None:
+            checks = []
+            for mask, index in ((lanes, self.lane_id), (warps, self.warp_id)):
+                if mask:
+                    checks.append(self.compare("eq", self.and_(index, mask), 0))
+            if not checks:
+                return None
+            return checks[0] if len(checks) == 1 else self.and_(*checks)
+
+        return self.once(("owner", lanes, warps), make)
+
+    def thread_coordinate(self, layout: LinearLayout, dim: int) -> ir.Value:
+        """i32 coordinate along `dim` of this thread's register 0."""
+        lane = layout.coordinate_bases("lane", dim)
+        warp = layout.coordinate_bases("warp", dim)
+        return self.once(
+            ("coordinate", lane, warp),
+            lambda: self.linear(((self.lane_id, lane), (self.warp_id, warp))),
+        )
+
+    def coordinate(self, layout: LinearLayout, dim: int, register: int) -> ir.Value:
+        """i32 coordinate along `dim` of one register; emitted here."""
+        base = self.thread_coordinate(layout, dim)
+        offset = layout.apply(register=register)[dim]
+        if offset == 0:
+            return base
+        touched = 0
+        for name in ("lane", "warp"):
+            for basis in layout.coordinate_bases(name, dim):
+                touched |= basis
+        if touched & offset:
+            return self.xor(base, offset)
+        flags = {"overflowFlags": attribute("#arith.overflow<nsw, nuw>")}
+        return self.op("arith.addi", self.i32, (base, self.int32(offset)), flags)
+
+    # Shared memory
+
+    @property
+    def shared_base(self) -> ir.Value:
+        """`!llvm.ptr<3>` to the start of the CTA's dynamic shared memory."""
+        name = {"global_name": ir.FlatSymbolRefAttr.get(SHARED_SYMBOL)}
+        return self.once(
+            "shared", lambda: self.op("llvm.mlir.addressof", self.shared_pointer, (), name)
+        )
+
+    def shared_at(self, offset: int | ir.Value) -> ir.Value:
+        """Pointer `offset` bytes into shared memory."""
+        return self.offset_pointer(self.shared_base, offset)
+
+    def scratch(self, op: ir.Operation) -> ir.Value:
+        """Pointer to the shared memory that allocation gave to `op` (its `mt.offset`)."""
+        if "mt.offset" not in op.attributes:
+            raise InternalError("codegen", f"{op.name} has no mt.offset at {op.location}")
+        return self.shared_at(ir.IntegerAttr(op.attributes["mt.offset"]).value)
+
+    def barrier(self) -> None:
+        """All threads of the CTA meet; memory written before is visible after."""
+        self.create("nvvm.barrier", (), (), {"operandSegmentSizes": ir.DenseI32ArrayAttr.get([0, 0, 0])})
+
+    # Walking
+
+    def lower(self, op: ir.Operation) -> None:
+        """Runs the rule of one op."""
+        rule = self._rules.get(op.name)
+        if rule is None:
+            raise InternalError("codegen", f"no lowering for {op.name} at {op.location}")
+        self.builder.loc = op.location
+        self._lazy_only = False
+        rule(self, op)
+        if not self._lazy_only:
+            self._marker = None
+
+    def lower_block(self, block: ir.Block) -> ir.Operation:
+        """Lowers all ops but the terminator, which is returned."""
+        self._marker = None
+        ops = [op.operation for op in block.operations]
+        for op in ops[:-1]:
+            self.lower(op)
+        self._marker = None
+        self.builder.loc = ops[-1].location
+        return ops[-1]
+
+    def inline(self, block: ir.Block, arguments: Sequence[Lowered]) -> list[Lowered]:
+        """Emits a copy of `block` here with its arguments bound; what its terminator yields."""
+        for parameter, argument in zip(block.arguments, arguments, strict=True):
+            self._values[parameter] = argument
+        loc = self.builder.loc
+        terminator = self.lower_block(block)
+        self.builder.loc = loc
+        return [self._values[v] for v in terminator.operands]
+
+    def finish(self) -> None:
+        """Ends the kernel and removes the place holders."""
+        self.create("llvm.return", ())
+        for op in self._markers:
+            op.erase()
+
+
+def integer_attribute(op: ir.Operation, name: str, default: int | None = None) -> int:
+    """Value of an integer attribute; `default` where it is missing and a default is given."""
+    if default is not None and name not in op.attributes:
+        return default
+    return ir.IntegerAttr(op.attributes[name]).value
+
+
+def lower_to_gpu(
+    module: ir.Module, target: Target, options: CodegenOptions | None = None
+) -> ir.Module:
+    """A new module with the kernel as `llvm.func` in a `gpu.module`; `module` stays as it is.
+
+    Needs an entered context. InternalError where the IR has no lowering.
+    """
+    options = options or CodegenOptions()
+    function = _kernel_of(module)
+    top = module.operation
+    num_warps = integer_attribute(top, "mt.num_warps", 4)
+    result, kernel = _skeleton(function, top, target, num_warps)
+    lowering = Lowering(function, kernel, target, options, num_warps, _analyse_axes(module))
+    body = function.regions[0].blocks[0]
+    for parameter, argument in zip(
+        body.arguments, kernel.regions[0].blocks[0].arguments, strict=True
+    ):
+        lowering.set(parameter, argument)
+    lowering.lower_block(body)
+    lowering.finish()
+    return result
+
+
+def _kernel_of(module: ir.Module) -> ir.Operation:
+    for op in module.body.operations:
+        if op.operation.name == "func.func":
+            return op.operation
+    raise InternalError("codegen", "the module has no func.func")
+
+
+def _analyse_axes(module: ir.Module) -> Any:
+    try:
+        from minitriton.ir.axis_analysis import AxisAnalysis
+    except ModuleNotFoundError:
+        return None
+    return AxisAnalysis(module)
+
+
+def _skeleton(
+    function: ir.Operation, top: ir.Operation, target: Target, num_warps: int
+) -> tuple[ir.Module, ir.Operation]:
+    """Module, gpu.module, shared-memory symbol and the empty kernel."""
+    module = ir.Module.parse(
+        f"""module attributes {{gpu.container_module}} {{
+          gpu.module @kernels [#nvvm.target<chip = "{target.arch}", O = 3,
+            features = "+ptx{target.ptx_version}">]
+            attributes {{llvm.data_layout = "e-i64:64-i128:128-v16:16-v32:32-n16:32:64"}} {{
+            llvm.mlir.global external @{SHARED_SYMBOL}() {{addr_space = 3 : i32,
+              alignment = {SHARED_ALIGNMENT} : i64}} : !llvm.array<0 x i8>
+          }}
+        }}"""
+    )
+    gpu_module = module.body.operations[0].operation
+    body = function.regions[0].blocks[0]
+    arguments = [carried(argument.type) for argument in body.arguments]
+    signature = f"!llvm.func<void ({', '.join(_in_signature(t) for t in arguments)})>"
+    attributes = {
+        "sym_name": ir.StringAttr(function.attributes["sym_name"]),
+        "function_type": ir.TypeAttr.get(type_named(signature)),
+        "linkage": attribute("#llvm.linkage<external>"),
+        "CConv": attribute("#llvm.cconv<ccc>"),
+        "visibility_": ir.IntegerAttr.get(ir.IntegerType.get_signless(64), 0),
+        "unnamed_addr": ir.IntegerAttr.get(ir.IntegerType.get_signless(64), 0),
+        "gpu.kernel": ir.UnitAttr.get(),
+        "nvvm.kernel": ir.UnitAttr.get(),
+        "nvvm.reqntid": ir.DenseI32ArrayAttr.get([32 * num_warps, 1, 1]),
+    }
+    if "mt.maxnreg" in top.attributes:
+        attributes["nvvm.maxnreg"] = i32_attr(integer_attribute(top, "mt.maxnreg"))
+    kernel = ir.Operation.create(
+        "llvm.func",
+        [],
+        [],
+        attributes,
+        None,
+        1,
+        function.location,
+        ir.InsertionPoint(gpu_module.regions[0].blocks[0]),
+    )
+    kernel.regions[0].blocks.append(*arguments, arg_locs=[function.location] * len(arguments))
+    return module, kernel
+
+
+def _in_signature(type_: ir.Type) -> str:
+    """A type inside `!llvm.func<...>`, where LLVM's own types go without their prefix."""
+    return str(type_).removeprefix("!llvm.")
+
+
+def element_type(value: ir.Value) -> ir.Type:
+    """Element type of a tile-IR value (the type itself for a scalar)."""
+    return element_of(value.type)

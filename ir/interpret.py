@@ -1,0 +1,301 @@
+"""Runs a tile-IR module on numpy, one program after another, before or after any pass.
+
+The oracle between passes: a pass that changes meaning shows as a different result. Layouts are
+ignored, async copies land at once, barriers do nothing, so races are for the PTX emulator to find.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from minitriton.ir import interpret_ops as meaning
+from minitriton.ir.diagnostics import InternalError
+from minitriton.ir.dialect import PtrType
+from minitriton.ir.mlir import ir
+
+
+class Memory(Protocol):
+    """Global memory by address."""
+
+    def read(self, addresses: np.ndarray, itemsize: int) -> np.ndarray:
+        """Unsigned integers of `itemsize` bytes at flat addresses."""
+
+    def write(self, addresses: np.ndarray, values: np.ndarray) -> None:
+        """Stores unsigned integers at flat addresses, in order."""
+
+
+def interpret(
+    module: ir.Module, memory: Memory, arguments: Sequence[Any], grid: tuple[int, int, int]
+) -> None:
+    """Runs every program of the module's kernel; `arguments` are addresses and numbers."""
+    function = next(
+        op for op in module.body.operations if op.operation.name == "func.func"
+    ).operation
+    block = function.regions[0].blocks[0]
+    values = [
+        np.asarray(a, meaning.numpy_type(formal.type))
+        for a, formal in zip(arguments, block.arguments, strict=True)
+    ]
+    for z, y, x in itertools.product(*(range(n) for n in reversed(grid))):
+        Program((x, y, z), grid, memory).run_block(block, values)
+
+
+class Program:
+    """One program instance: its values by SSA name, its place in the grid."""
+
+    def __init__(self, ids: Sequence[int], grid: Sequence[int], memory: Memory) -> None:
+        self.ids, self.grid, self.memory = ids, grid, memory
+        self.values: dict[ir.Value, Any] = {}
+
+    def run_block(self, block: ir.Block, arguments: Sequence[Any]) -> list[Any]:
+        """Runs a block; the operands of its terminator come back."""
+        for formal, actual in zip(block.arguments, arguments, strict=True):
+            self.values[formal] = actual
+        for wrapped in block.operations:
+            op = wrapped.operation
+            operands = [self.values[v] for v in op.operands]
+            if op.name in _TERMINATORS:
+                return operands
+            results = self.evaluate(op, operands)
+            for result, value in zip(op.results, results, strict=True):
+                self.values[result] = value
+        return []
+
+    def evaluate(self, op: ir.Operation, operands: list[Any]) -> Sequence[Any]:
+        """Results of one op."""
+        name = op.name
+        with np.errstate(all="ignore"):
+            if name in RULES:
+                return RULES[name](self, op, operands)
+            element = meaning.scalar_type(op.results[0].type) if len(op.results) else None
+            if name in meaning.BINARY:
+                return [meaning.round_to(meaning.BINARY[name](*operands), element)]
+            if name in meaning.UNARY:
+                return [meaning.round_to(meaning.UNARY[name](*operands), element)]
+            if name in meaning.CASTS:
+                source = meaning.scalar_type(op.operands[0].type)
+                return [meaning.cast(name, operands[0], source, element)]
+        raise InternalError("interpret", f"no meaning for {name} at {op.location}")
+
+
+def _constant(program: Program, op: ir.Operation, operands: list[Any]) -> Sequence[Any]:
+    attribute, type_ = op.attributes["value"], op.results[0].type
+    if isinstance(type_, ir.RankedTensorType):
+        attribute = ir.DenseElementsAttr(attribute).get_splat_value()
+    value = np.asarray(attribute.value, meaning.numpy_type(meaning.scalar_type(type_)))
+    return [np.broadcast_to(value, meaning.result_shape(type_))]
+
+
+def _load(program: Program, op: ir.Operation, operands: list[Any]) -> Sequence[Any]:
+    element = meaning.scalar_type(op.results[0].type)
+    addresses = np.asarray(operands[0])
+    mask = np.asarray(operands[1] if len(operands) > 1 else np.ones(addresses.shape, bool))
+    # lanes masked off without `other` are undefined: a conspicuous pattern shows their use
+    filler = operands[2] if len(operands) > 2 else np.full(addresses.shape, 77)
+    out = np.array(meaning.round_to(np.broadcast_to(filler, addresses.shape), element))
+    if mask.any():
+        raw = program.memory.read(addresses[mask], meaning.item_bytes(element))
+        out[mask] = meaning.from_bits(raw, element)
+    return [out]
+
+
+def _store(program: Program, op: ir.Operation, operands: list[Any]) -> Sequence[Any]:
+    element = meaning.scalar_type(op.operands[1].type)
+    addresses, value = np.asarray(operands[0]), np.asarray(operands[1])
+    mask = np.asarray(operands[2] if len(operands) > 2 else np.ones(addresses.shape, bool))
+    program.memory.write(addresses[mask], meaning.to_bits(value[mask], element))
+    return []
+
+
+_ATOMIC = {"add": np.add, "fadd": np.add, "max": np.maximum, "min": np.minimum,
+           "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
+           "xchg": lambda a, b: b}  # fmt: skip
+
+
+def _atomic(program: Program, op: ir.Operation, operands: list[Any]) -> Sequence[Any]:
+    element = meaning.scalar_type(op.results[0].type)
+    cas = op.name == "mt.atomic_cas"
+    addresses = np.asarray(operands[0])
+    mask = np.ones(addresses.shape, bool) if cas or len(operands) < 3 else np.asarray(operands[2])
+    old = np.zeros(addresses.shape, meaning.numpy_type(element))
+    kind = "cas" if cas else ir.StringAttr(op.attributes["kind"]).value
+    for index in zip(*np.nonzero(np.atleast_1d(mask)), strict=True):
+        place = index if addresses.ndim else ()
+        address = addresses[place].reshape(1)
+        now = meaning.from_bits(program.memory.read(address, meaning.item_bytes(element)), element)
+        old[place] = now[0]
+        operand = np.asarray(operands[1])[place].reshape(1)
+        if cas:
+            new = np.asarray(operands[2])[place].reshape(1) if now == operand else now
+        elif kind in ("umax", "umin"):
+            unsigned = getattr(np, f"uint{8 * now.itemsize}")
+            function = np.maximum if kind == "umax" else np.minimum
+            new = function(now.view(unsigned), operand.view(unsigned)).view(now.dtype)
+        else:
+            new = _ATOMIC[kind](now, operand)
+        program.memory.write(address, meaning.to_bits(meaning.round_to(new, element), element))
+    return [old]
+
+
+def _addptr(program: Program, op: ir.Operation, operands: list[Any]) -> Sequence[Any]:
+    pointee = PtrType(meaning.scalar_type(op.operands[0].type)).pointee
+    return [operands[0] + operands[1].astype(np.int64) * meaning.item_bytes(pointee)]
+
+
+def _dot(program: Program, op: ir.Operation, operands: list[Any]) -> Sequence[Any]:
+    element = meaning.scalar_type(op.results[0].type)
+    wide = np.int64 if isinstance(element, ir.IntegerType) else np.float64
+    product = np.matmul(operands[0].astype(wide), operands[1].astype(wide))
+    return [meaning.round_to(product + operands[2].astype(wide), element)]
+
+
+def _fold(program: Program, op: ir.Operation, a: list[Any], b: list[Any]) -> list[Any]:
+    return program.run_block(op.regions[0].blocks[0], [*a, *b])
+
+
+def _reduce(program: Program, op: ir.Operation, operands: list[Any]) -> Sequence[Any]:
+    axis = ir.IntegerAttr(op.attributes["axis"]).value
+    parts = [[np.take(v, i, axis) for v in operands] for i in range(operands[0].shape[axis])]
+    while len(parts) > 1:  # pairwise, in order: close to what the hardware's tree does
+        folded = [_fold(program, op, a, b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+        parts = folded
+    return parts[0]
+
+
+def _scan(program: Program, op: ir.Operation, operands: list[Any]) -> Sequence[Any]:
+    axis = ir.IntegerAttr(op.attributes["axis"]).value
+    reverse = bool(ir.BoolAttr(op.attributes["reverse"]).value)
+    order = range(operands[0].shape[axis])
+    parts: list[list[Any]] = []
+    for i in reversed(order) if reverse else order:
+        item = [np.take(v, i, axis) for v in operands]
+        parts.append(_fold(program, op, parts[-1], item) if parts else item)
+    if reverse:
+        parts.reverse()
+    return [np.stack([p[i] for p in parts], axis) for i in range(len(operands))]
+
+
+def _for(program: Program, op: ir.Operation, operands: list[Any]) -> Sequence[Any]:
+    lower, upper, step, *carried = operands
+    block = op.regions[0].blocks[0]
+    dtype = np.asarray(lower).dtype
+    for i in range(int(lower), int(upper), int(step)):
+        carried = program.run_block(block, [np.asarray(i, dtype), *carried])
+    return carried
+
+
+def _if(program: Program, op: ir.Operation, operands: list[Any]) -> Sequence[Any]:
+    region = op.regions[0 if bool(operands[0]) else 1]
+    return program.run_block(region.blocks[0], []) if len(region.blocks) else []
+
+
+def _while(program: Program, op: ir.Operation, operands: list[Any]) -> Sequence[Any]:
+    carried = operands
+    while True:
+        condition, *carried = program.run_block(op.regions[0].blocks[0], carried)
+        if not bool(condition):
+            return carried
+        carried = program.run_block(op.regions[1].blocks[0], carried)
+
+
+def _async_copy(program: Program, op: ir.Operation, operands: list[Any]) -> Sequence[Any]:
+    pointer, buffer, *extras = operands
+    element = meaning.scalar_type(op.operands[1].type)
+    mask = np.asarray(extras[0] if extras else np.ones(pointer.shape, bool))
+    tile = np.zeros(pointer.shape, meaning.numpy_type(element))
+    if mask.any():
+        raw = program.memory.read(pointer[mask], meaning.item_bytes(element))
+        tile[mask] = meaning.from_bits(raw, element)
+    buffer[...] = tile
+    return []
+
+
+def _local_alloc(program: Program, op: ir.Operation, operands: list[Any]) -> Sequence[Any]:
+    type_ = op.results[0].type
+    dtype = meaning.numpy_type(meaning.scalar_type(type_))
+    buffer = np.full(meaning.result_shape(type_), 77).astype(dtype)
+    if operands:
+        buffer[...] = operands[0]
+    return [buffer]
+
+
+def _local_store(program: Program, op: ir.Operation, operands: list[Any]) -> Sequence[Any]:
+    operands[1][...] = operands[0]
+    return []
+
+
+def _order(op: ir.Operation) -> list[int]:
+    return list(ir.DenseI32ArrayAttr(op.attributes["order"]))
+
+
+def _integer(op: ir.Operation, name: str) -> int:
+    return ir.IntegerAttr(op.attributes[name]).value
+
+
+def _precise(program: Program, op: ir.Operation, operands: list[Any]) -> Sequence[Any]:
+    division = ir.StringAttr(op.attributes["function"]).value == "div"
+    return [np.divide(*operands) if division else np.sqrt(operands[0])]
+
+
+def _fp_cast(program: Program, op: ir.Operation, operands: list[Any]) -> Sequence[Any]:
+    element = meaning.scalar_type(op.results[0].type)
+    rounded = meaning.round_to(operands[0], element)
+    if ir.StringAttr(op.attributes["rounding"]).value == "rtz":
+        exact = operands[0].astype(np.float64)
+        too_far = np.abs(rounded.astype(np.float64)) > np.abs(exact)
+        step = np.abs(rounded.astype(np.float64)) * 2.0**-7
+        lower = meaning.round_to(exact - np.copysign(step / 2, exact), element)
+        rounded = np.where(too_far, lower, rounded).astype(rounded.dtype)
+    return [rounded]
+
+
+def _broadcast(program: Program, op: ir.Operation, operands: list[Any]) -> Sequence[Any]:
+    return [np.broadcast_to(operands[0], meaning.result_shape(op.results[0].type))]
+
+
+def _nothing(program: Program, op: ir.Operation, operands: list[Any]) -> Sequence[Any]:
+    return []
+
+
+def _same(program: Program, op: ir.Operation, operands: list[Any]) -> Sequence[Any]:
+    return [operands[0]]
+
+
+def _predicate(op: ir.Operation) -> int:
+    return _integer(op, "predicate")
+
+
+Rule = Callable[[Program, ir.Operation, list[Any]], Sequence[Any]]
+RULES: dict[str, Rule] = {
+    "arith.constant": _constant, "mt.load": _load, "mt.store": _store, "mt.atomic_rmw": _atomic,
+    "mt.atomic_cas": _atomic, "mt.addptr": _addptr, "mt.dot": _dot, "mt.reduce": _reduce,
+    "mt.scan": _scan, "scf.for": _for, "scf.if": _if, "scf.while": _while,
+    "mt.async_copy": _async_copy, "mt.local_alloc": _local_alloc, "mt.local_store": _local_store,
+    "mt.precise": _precise, "mt.fp_cast": _fp_cast, "mt.splat": _broadcast,
+    "mt.broadcast": _broadcast, "mt.hint": _same, "mt.convert_layout": _same,
+    "mt.local_load": lambda p, op, v: [np.array(v[0])],
+    "mt.mem_index": lambda p, op, v: [v[0][int(v[1])]],
+    "mt.mem_trans": lambda p, op, v: [v[0].transpose(_order(op))],
+    "mt.program_id": lambda p, op, v: [np.int32(p.ids[_integer(op, "axis")])],
+    "mt.num_programs": lambda p, op, v: [np.int32(p.grid[_integer(op, "axis")])],
+    "mt.make_range": lambda p, op, v: [
+        np.arange(_integer(op, "start"), _integer(op, "end"), dtype=np.int32)],
+    "mt.expand_dims": lambda p, op, v: [np.expand_dims(v[0], _integer(op, "axis"))],
+    "mt.reshape": lambda p, op, v: [v[0].reshape(meaning.result_shape(op.results[0].type))],
+    "mt.trans": lambda p, op, v: [v[0].transpose(_order(op))],
+    "mt.join": lambda p, op, v: [np.stack(v, -1)],
+    "mt.split": lambda p, op, v: [v[0][..., 0], v[0][..., 1]],
+    "mt.cat": lambda p, op, v: [np.concatenate(v, _integer(op, "axis"))],
+    "arith.cmpi": lambda p, op, v: [meaning.compare_int(_predicate(op), *v)],
+    "arith.cmpf": lambda p, op, v: [meaning.compare_float(_predicate(op), *v)],
+    "arith.select": lambda p, op, v: [np.where(*v).astype(np.asarray(v[1]).dtype)],
+    "math.fma": lambda p, op, v: [meaning.round_to(
+        v[0].astype(np.float64) * v[1] + v[2], meaning.scalar_type(op.results[0].type))],
+    "mt.assume": _nothing, "mt.barrier": _nothing, "mt.print": _nothing, "mt.assert": _nothing,
+    "mt.async_commit": _nothing, "mt.async_wait": _nothing, "mt.local_dealloc": _nothing,
+}  # fmt: skip
+_TERMINATORS = frozenset({"scf.yield", "scf.condition", "mt.yield", "func.return"})

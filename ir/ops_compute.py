@@ -1,0 +1,135 @@
+"""Ops that compute and that upstream `arith` and `math` lack."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from minitriton.ir.dialect import MT, check, shape_of, verifier
+from minitriton.ir.mlir import ext, ir
+
+Operand, Result, Region = ext.Operand, ext.Result, ext.Region
+
+
+class AddPtrOp(MT.Operation, name="addptr"):
+    """Pointer plus a signed offset in elements (any integer width), scalar or tile."""
+
+    pointer: Operand[Any]
+    offset: Operand[Any]
+    result: Result[Any]
+
+    @verifier
+    def verify_invariants(op: Any) -> bool:  # noqa: N805
+        pointer, offset = (v.type for v in op.operands)
+        return check(
+            op,
+            (op.results[0].type == pointer, "result and pointer differ in type"),
+            (shape_of(pointer) == shape_of(offset), "pointer and offset differ in shape"),
+        )
+
+
+class PtrToIntOp(MT.Operation, name="ptr_to_int"):
+    """Address as i64."""
+
+    value: Operand[Any]
+    result: Result[Any]
+
+
+class IntToPtrOp(MT.Operation, name="int_to_ptr"):
+    """Pointer from an i64 address."""
+
+    value: Operand[Any]
+    result: Result[Any]
+
+
+class PtrCastOp(MT.Operation, name="ptr_cast"):
+    """The same address with another pointee type."""
+
+    value: Operand[Any]
+    result: Result[Any]
+
+
+class FpCastOp(MT.Operation, name="fp_cast"):
+    """Float to float where arith.extf/truncf do not reach: fp8 on a side, or `rounding` = "rtz".
+
+    `rounding` is "rtne" or "rtz"; a cast to fp8 saturates to the largest finite value.
+    """
+
+    value: Operand[Any]
+    rounding: ir.StringAttr
+    result: Result[Any]
+
+
+class MulHiOp(MT.Operation, name="mulhi"):
+    """Upper half of the unsigned product of two i32 or i64."""
+
+    lhs: Operand[Any]
+    rhs: Operand[Any]
+    result: Result[Any]
+
+
+class PreciseOp(MT.Operation, name="precise"):
+    """IEEE round-to-nearest form of `function`: "div" (two operands) or "sqrt" (one); f32."""
+
+    values: Sequence[Operand[Any]]
+    function: ir.StringAttr = ext.attribute(kw_only=True)
+    result: Result[Any] = ext.result(kw_only=True)
+
+
+class DotOp(MT.Operation, name="dot"):
+    """c + a @ b on tiles of rank 2 ([M,K] [K,N] [M,N]) or rank 3 with a leading batch.
+
+    `input_precision`: "tf32", "tf32x3", "ieee" (means something for f32 operands only);
+    `max_imprecise` i32: longest chain of fp8 products summed in the tensor core (0: no limit).
+    """
+
+    a: Operand[Any]
+    b: Operand[Any]
+    c: Operand[Any]
+    input_precision: ir.StringAttr
+    max_imprecise: ir.IntegerAttr
+    result: Result[Any]
+
+    @verifier
+    def verify_invariants(op: Any) -> bool:  # noqa: N805
+        a, b, c = (v.type for v in op.operands)
+        m, n, k = shape_of(a)[-2], shape_of(b)[-1], shape_of(a)[-1]
+        return check(
+            op,
+            (shape_of(b)[-2] == k, f"inner dimensions differ: {a} and {b}"),
+            (shape_of(c)[-2:] == (m, n), f"accumulator {c} does not fit {a} @ {b}"),
+            (op.results[0].type == c, "result and accumulator differ in type"),
+        )
+
+
+class ReduceOp(MT.Operation, name="reduce"):
+    """Folds tiles of equal shape along `axis` with the region: scalars (a..., b...) -> yield.
+
+    Results are tiles without that dimension, scalars where the operands have rank 1.
+    """
+
+    values: Sequence[Operand[Any]]
+    combine: Region
+    axis: ir.IntegerAttr = ext.attribute(kw_only=True)
+    results_: Sequence[Result[Any]] = ext.result(kw_only=True)
+
+
+class ScanOp(MT.Operation, name="scan"):
+    """Inclusive prefix fold along `axis`, from the far end if `reverse`; region as in reduce."""
+
+    values: Sequence[Operand[Any]]
+    combine: Region
+    axis: ir.IntegerAttr = ext.attribute(kw_only=True)
+    reverse: Any = ext.attribute(kw_only=True)
+    results_: Sequence[Result[Any]] = ext.result(kw_only=True)
+
+
+class YieldOp(MT.Operation, name="yield", traits=[ir.IsTerminatorTrait]):
+    """Ends the region of reduce and scan."""
+
+    values: Sequence[Operand[Any]]
+
+
+PURE = (
+    AddPtrOp, PtrToIntOp, IntToPtrOp, PtrCastOp, FpCastOp, MulHiOp, PreciseOp, DotOp, ReduceOp,
+    ScanOp,
+)  # fmt: skip
+OPS = (*PURE, YieldOp)

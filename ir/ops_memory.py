@@ -1,0 +1,152 @@
+"""Ops on global memory, on shared-memory buffers, and asynchronous copies between them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from minitriton.ir.dialect import MT, PtrType, check, element_of, shape_of, verifier
+from minitriton.ir.mlir import ext, ir
+
+Operand, Result = ext.Operand, ext.Result
+
+
+class LoadOp(MT.Operation, name="load"):
+    """Loads a scalar or a tile; `extras` is [], [mask] or [mask, other].
+
+    Lanes whose mask is false hold `other`, undefined values without it. Optional attributes:
+    `cache` ("ca", "cg", "cs", "cv"), `evict` ("evict_first", "evict_last"), `volatile` (unit).
+    """
+
+    pointer: Operand[Any]
+    extras: Sequence[Operand[Any]]
+    result: Result[Any]
+
+    @verifier
+    def verify_invariants(op: Any) -> bool:  # noqa: N805
+        pointer, result = op.operands[0].type, op.results[0].type
+        return check(
+            op,
+            (element_of(result) == PtrType(element_of(pointer)).pointee, "not the pointee type"),
+            (all(shape_of(v.type) == shape_of(result) for v in op.operands), "shapes differ"),
+            (len(op.operands) <= 3, "at most pointer, mask and other"),
+        )
+
+
+class StoreOp(MT.Operation, name="store"):
+    """Stores a scalar (by one thread) or a tile; `extras` is [] or [mask].
+
+    Optional attributes: `cache` ("wb", "cg", "cs", "wt"), `evict`.
+    """
+
+    pointer: Operand[Any]
+    value: Operand[Any]
+    extras: Sequence[Operand[Any]]
+
+    @verifier
+    def verify_invariants(op: Any) -> bool:  # noqa: N805
+        pointer, value = op.operands[0].type, op.operands[1].type
+        return check(
+            op,
+            (element_of(value) == PtrType(element_of(pointer)).pointee, "not the pointee type"),
+            (all(shape_of(v.type) == shape_of(value) for v in op.operands), "shapes differ"),
+        )
+
+
+class AtomicRmwOp(MT.Operation, name="atomic_rmw"):
+    """Read-modify-write; the result is the old value. `extras` is [] or [mask].
+
+    `kind`: add fadd max min umax umin and or xor xchg (fmax/fmin are made of integer ones by the
+    frontend); `sem`: relaxed acquire release acq_rel; `scope`: cta gpu sys.
+    """
+
+    pointer: Operand[Any]
+    value: Operand[Any]
+    extras: Sequence[Operand[Any]]
+    kind: ir.StringAttr = ext.attribute(kw_only=True)
+    sem: ir.StringAttr = ext.attribute(kw_only=True)
+    scope: ir.StringAttr = ext.attribute(kw_only=True)
+    result: Result[Any] = ext.result(kw_only=True)
+
+
+class AtomicCasOp(MT.Operation, name="atomic_cas"):
+    """Compare and swap of 16, 32 or 64 bits; the result is the old value."""
+
+    pointer: Operand[Any]
+    compare: Operand[Any]
+    value: Operand[Any]
+    sem: ir.StringAttr
+    scope: ir.StringAttr
+    result: Result[Any]
+
+
+class LocalAllocOp(MT.Operation, name="local_alloc"):
+    """A shared-memory buffer, filled with the tile operand if there is one.
+
+    `offset` (i32, bytes) is added by the allocation pass.
+    """
+
+    extras: Sequence[Operand[Any]]
+    result: Result[Any]
+
+
+class LocalDeallocOp(MT.Operation, name="local_dealloc"):
+    """Ends the life of a buffer explicitly (else it ends with its last use)."""
+
+    buffer: Operand[Any]
+
+
+class LocalStoreOp(MT.Operation, name="local_store"):
+    """Writes a tile into a buffer of its shape."""
+
+    value: Operand[Any]
+    buffer: Operand[Any]
+
+
+class LocalLoadOp(MT.Operation, name="local_load"):
+    """Reads a buffer into registers in the layout of the result."""
+
+    buffer: Operand[Any]
+    result: Result[Any]
+
+
+class MemIndexOp(MT.Operation, name="mem_index"):
+    """Slot `index` (i32) of a multi-buffer: [n, ...] -> [...]. No data moves."""
+
+    buffer: Operand[Any]
+    index: Operand[Any]
+    result: Result[Any]
+
+
+class MemTransOp(MT.Operation, name="mem_trans"):
+    """A buffer seen with permuted dimensions (`order` as in trans). No data moves."""
+
+    buffer: Operand[Any]
+    order: Any = ext.attribute()
+    result: Result[Any] = ext.result()
+
+
+class AsyncCopyOp(MT.Operation, name="async_copy"):
+    """cp.async: a tile of pointers into a buffer; `extras` is [], [mask] or [mask, other].
+
+    `other` must be zero. Lanes masked off are zero-filled.
+    """
+
+    pointer: Operand[Any]
+    buffer: Operand[Any]
+    extras: Sequence[Operand[Any]]
+
+
+class AsyncCommitOp(MT.Operation, name="async_commit"):
+    """Closes the group of async copies issued since the last commit."""
+
+
+class AsyncWaitOp(MT.Operation, name="async_wait"):
+    """Waits until at most `pending` groups of this thread are in flight (no CTA barrier)."""
+
+    pending: ir.IntegerAttr
+
+
+PURE = (MemIndexOp, MemTransOp)
+OPS = (
+    LoadOp, StoreOp, AtomicRmwOp, AtomicCasOp, LocalAllocOp, LocalDeallocOp, LocalStoreOp,
+    LocalLoadOp, *PURE, AsyncCopyOp, AsyncCommitOp, AsyncWaitOp,
+)  # fmt: skip

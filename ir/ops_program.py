@@ -1,0 +1,65 @@
+"""Ops of the program model: which instance runs, promises to the compiler, debugging."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from minitriton.ir.dialect import MT
+from minitriton.ir.mlir import ext, ir
+
+Operand, Result, Region = ext.Operand, ext.Result, ext.Region
+
+
+class ProgramIdOp(MT.Operation, name="program_id"):
+    """Index of this program along grid `axis` (0..2): i32."""
+
+    axis: ir.IntegerAttr
+    result: Result[Any]
+
+
+class NumProgramsOp(MT.Operation, name="num_programs"):
+    """Extent of the grid along `axis` (0..2): i32."""
+
+    axis: ir.IntegerAttr
+    result: Result[Any]
+
+
+class HintOp(MT.Operation, name="hint"):
+    """Its operand, with promises for axis analysis in `divisibility`, `contiguity`, `constancy`.
+
+    Each promise is an optional array<i64>, one number per dimension (one for a scalar).
+    """
+
+    value: Operand[Any]
+    result: Result[Any]
+
+
+class AssumeOp(MT.Operation, name="assume"):
+    """Promise that an i1 scalar is true."""
+
+    condition: Operand[Any]
+
+
+class BarrierOp(MT.Operation, name="barrier"):
+    """All threads of the CTA meet; shared and global writes before it are visible after it."""
+
+
+class AssertOp(MT.Operation, name="assert"):
+    """Stops the program with `message` where an i1 (scalar or tile) is false and the mask true.
+
+    `extras` is [mask] or empty; `message`, `file`, `line`, `function` are string/int attributes.
+    """
+
+    condition: Operand[Any]
+    extras: Sequence[Operand[Any]]
+    message: ir.StringAttr = ext.attribute(kw_only=True)
+
+
+class PrintOp(MT.Operation, name="print"):
+    """Prints `prefix` and each operand's elements; `signs` array<i32> (1 = signed), `hex` bool."""
+
+    values: Sequence[Operand[Any]]
+    prefix: ir.StringAttr = ext.attribute(kw_only=True)
+
+
+PURE = (ProgramIdOp, NumProgramsOp, HintOp)
+OPS = (*PURE, AssumeOp, BarrierOp, AssertOp, PrintOp)

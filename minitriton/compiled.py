@@ -1,0 +1,198 @@
+"""A compiled kernel: its PTX, what it needs from a GPU, and every stage's text on request."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from minitriton import options
+from minitriton.frontend.signature import Specialization
+from minitriton.ir.target import Target
+from minitriton.runtime import assembler, cache
+from minitriton.runtime.driver import OutOfResources
+from minitriton.runtime.launch import POINTER, LaunchShape
+from minitriton.runtime.module import Function
+
+WARP = 32
+
+
+class CompiledKernel:
+    """One kernel for one specialisation and target.
+
+    `metadata` holds what the compiler found out (`shared_bytes`, `seconds` per stage, ...). The
+    cubin is assembled when it is first needed. `compiled[grid](*args)` launches it with the
+    kernel's parameters in order.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        spec: Specialization,
+        target: Target,
+        ptx: str,
+        metadata: dict[str, Any],
+        cubin: bytes | None,
+        *,
+        from_cache: bool = False,
+    ) -> None:
+        self.source, self.spec, self.target = source, spec, target
+        self.ptx, self.metadata, self.from_cache = ptx, metadata, from_cache
+        self.name: str = source.name
+        self._cubin = cubin
+        self._lock = threading.RLock()
+        self._settings = options.Options()
+        self._publish: Callable[[CompiledKernel], object] = _nowhere
+        self._restage: Callable[[], dict[str, str]] = dict
+        self._texts: dict[str, str] | None = None
+        self._emulator: Any = None
+        self.asm: Mapping[str, Any] = Stagewise(self)
+        self.functions: dict[int, Function] = {}  # as loaded on each GPU
+
+    def attach(
+        self,
+        *,
+        settings: options.Options,
+        publish: Callable[[CompiledKernel], object],
+        restage: Callable[[], dict[str, str]],
+    ) -> None:
+        """Settings for assembling, where to publish, and how to get the stages' texts again."""
+        self._settings, self._publish, self._restage = settings, publish, restage
+
+    def __repr__(self) -> str:
+        return f"<CompiledKernel {self.name} for {self.target.arch}, {self.num_warps} warps>"
+
+    @property
+    def num_warps(self) -> int:
+        """Warps of a CTA as launched, producers of a specialised kernel included."""
+        return int(self.metadata.get("num_warps", self.spec.num_warps))
+
+    @property
+    def shared(self) -> int:
+        """Dynamic shared memory of a CTA in bytes."""
+        return int(self.metadata.get("shared_bytes", 0))
+
+    @property
+    def n_regs(self) -> int:
+        """Registers per thread."""
+        self.assemble()
+        return int(self.metadata["registers"])
+
+    @property
+    def n_spills(self) -> int:
+        """Bytes stored by register spills per thread."""
+        self.assemble()
+        return int(self.metadata["spill_stores"])
+
+    @property
+    def shape(self) -> LaunchShape:
+        """CTA size and launch attributes."""
+        return LaunchShape(
+            threads=WARP * self.num_warps,
+            shared=self.shared,
+            clusters=int(self.metadata.get("num_ctas", self.spec.num_ctas)),
+            cooperative=bool(self.spec.option("launch_cooperative_grid", False)),
+            programmatic=bool(self.spec.option("launch_pdl", False)),
+        )
+
+    def parameter_dtypes(self) -> list[str]:
+        """Types of the compiled function's parameters: scalar names, or POINTER."""
+        return [POINTER if p.kind == "pointer" else p.dtype for p in self.spec.runtime_params()]
+
+    def check_resources(self) -> None:
+        """OutOfResources if the target cannot run this kernel, whatever its grid."""
+        if self.shared > self.target.max_shared_bytes:
+            limit = self.target.max_shared_bytes
+            raise OutOfResources(self.shared, limit, "shared memory (bytes)")
+
+    def assemble(self) -> bytes:
+        """The cubin, made from the PTX if there is none yet."""
+        with self._lock:
+            if self._cubin is None:
+                self.check_resources()
+                ptxas = self._settings.ptxas
+                done = assembler.assemble(self.ptx, self.target.arch, self.name, ptxas=ptxas)
+                self._cubin = done.cubin
+                self.metadata |= {
+                    "registers": done.registers,
+                    "spill_stores": done.spill_stores,
+                    "spill_loads": done.spill_loads,
+                    "stack": done.stack,
+                    "static_shared": done.static_shared,
+                    "warnings": list(done.warnings),
+                }
+                self._publish(self)
+            return self._cubin
+
+    def entry(self) -> cache.Entry:
+        """What the disk cache keeps of this kernel."""
+        blobs = {"ptx": self.ptx.encode()}
+        if self._cubin is not None:
+            blobs["cubin"] = self._cubin
+        return cache.Entry(self.metadata, blobs)
+
+    def texts(self) -> dict[str, str]:
+        """Text by stage and pass, in order; compiles the kernel anew the first time."""
+        with self._lock:
+            if self._texts is None:
+                self._texts = self._restage()
+            return self._texts
+
+    def emulator(self) -> Any:
+        """The parsed form of the PTX, for launches on the CPU."""
+        with self._lock:
+            if self._emulator is None:
+                from minitriton.runtime.emulator import Emulator
+
+                self._emulator = Emulator(self.ptx)
+            return self._emulator
+
+    def __getitem__(self, grid: Any) -> Callable[..., CompiledKernel]:
+        from minitriton.execute import launch_compiled
+
+        def launch(*arguments: Any) -> CompiledKernel:
+            launch_compiled(self, grid, arguments)
+            return self
+
+        return launch
+
+
+class Stagewise(Mapping[str, Any]):
+    """`.asm`: "source", each stage and pass, "ptx", "cubin" (bytes) and "sass", made when read."""
+
+    def __init__(self, compiled: CompiledKernel) -> None:
+        self._compiled = compiled
+
+    def __getitem__(self, stage: str) -> Any:
+        compiled = self._compiled
+        match stage:
+            case "ptx":
+                return compiled.ptx
+            case "cubin":
+                return compiled.assemble()
+            case "sass":
+                return assembler.disassemble(compiled.assemble())
+            case "source":
+                return getattr(compiled.source, "text", "")
+            case "tile":
+                return self._last_tile_stage()
+        texts = compiled.texts()
+        if stage not in texts:
+            raise KeyError(f"no stage {stage!r}; there are: {', '.join(self)}")
+        return texts[stage]
+
+    def _last_tile_stage(self) -> str:
+        texts = self._compiled.texts()
+        names = [name for name in texts if name not in ("lower", "ptx")]
+        return texts[names[-1]] if names else ""
+
+    def __iter__(self) -> Iterator[str]:
+        stages = [name for name in self._compiled.texts() if name != "ptx"]
+        return iter(["source", *stages, "tile", "ptx", "cubin", "sass"])
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def _nowhere(_: CompiledKernel) -> None:
+    """Publish nothing: for kernels made without a cache."""

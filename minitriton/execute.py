@@ -1,0 +1,182 @@
+"""Running a compiled kernel: on the GPU that its arrays are on, or in the emulator on the CPU."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from minitriton import options
+from minitriton.compiled import CompiledKernel
+from minitriton.ir.target import Target
+from minitriton.runtime import driver, module
+from minitriton.runtime.arguments import HOST, Argument, ArgumentError
+from minitriton.runtime.launch import make_launcher, normalize_grid, to_bytes
+from minitriton.specialize import Parameter, specialize
+
+_loading = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class HostAllocation:
+    """A piece of host memory that a kernel may touch, as the emulator wants to know it."""
+
+    address: int
+    nbytes: int
+    name: str
+    writable: bool
+
+
+def target_for(device: int | None, settings: options.Options) -> Target:
+    """What to compile for: the GPU's architecture, or MINITRITON_TARGET for the emulator."""
+    if device is None or device == HOST:
+        return Target.parse(settings.target)
+    return Target.for_capability(*driver.properties(device).capability)
+
+
+def current_stream(device: int) -> int:
+    """Raw handle of torch's current stream on a GPU; the default stream if torch has none."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return 0
+    return int(torch._C._cuda_getCurrentRawStream(device))
+
+
+def stream_getter() -> Callable[[int], int]:
+    """The fastest function that does what `current_stream` does."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return current_stream
+    found: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
+    return found
+
+
+def launcher(
+    compiled: CompiledKernel, device: int, positions: Sequence[int], count: int, *, sync: bool
+) -> Callable[..., None]:
+    """A launch function on GPU `device` that packs the values at `positions` out of `count`."""
+    compiled.check_resources()
+    shape = compiled.shape
+    with _loading:
+        function = compiled.functions.get(device)
+        if function is None:
+            function = module.load(
+                compiled.assemble(), compiled.name, device, shape.shared, shape.threads
+            )
+            compiled.functions[device] = function
+    dtypes = compiled.parameter_dtypes()
+    return make_launcher(function, shape, dtypes, positions, count, sync=sync)
+
+
+def run(
+    compiled: CompiledKernel,
+    device: int | None,
+    grid: tuple[int, int, int],
+    leaves: Sequence[tuple[str, Argument]],
+    settings: options.Options,
+) -> None:
+    """Launch with `leaves` as the compiled function's parameters, in order."""
+    if not all(grid):
+        return
+    if device is None or device == HOST:
+        _emulate(compiled, grid, leaves, settings)
+        return
+    driver.check_alive()
+    if settings.debug:
+        _check_addresses(leaves, device)
+    count = len(leaves)
+    launch = launcher(compiled, device, range(count), count, sync=settings.sync)
+    launch(*grid, current_stream(device), *(argument.value for _, argument in leaves))
+
+
+def _check_addresses(leaves: Sequence[tuple[str, Argument]], device: int) -> None:
+    """Ask the driver who owns each address: finds memory freed behind a library's back."""
+    for name, argument in leaves:
+        if argument.kind == "array" and argument.value and not argument.pinned:
+            try:
+                owner = driver.device_of(argument.value)
+            except driver.CudaError as error:
+                raise ArgumentError(
+                    f"argument '{name}': no GPU owns address {argument.value:#x} ({error.name})"
+                ) from error
+            if owner != device:
+                raise ArgumentError(f"argument '{name}' is on cuda:{owner}, not cuda:{device}")
+
+
+def _emulate(
+    compiled: CompiledKernel,
+    grid: tuple[int, int, int],
+    leaves: Sequence[tuple[str, Argument]],
+    settings: options.Options,
+) -> None:
+    compiled.check_resources()
+    dtypes = compiled.parameter_dtypes()
+    params = [
+        to_bytes(dtype, argument.value) for dtype, (_, argument) in zip(dtypes, leaves, strict=True)
+    ]
+    policies: dict[str, Any] = {}
+    for name, value in (
+        ("checks", settings.check),
+        ("landing", settings.landing),
+        ("schedule", settings.schedule),
+        ("seed", settings.seed),
+    ):
+        if value:
+            policies[name] = value
+    compiled.emulator().launch(
+        compiled.name,
+        grid,
+        (compiled.shape.threads, 1, 1),
+        params=params,
+        allocations=host_allocations(leaves),
+        shared_bytes=compiled.shared,
+        **policies,
+    )
+
+
+def host_allocations(leaves: Sequence[tuple[str, Argument]]) -> list[HostAllocation]:
+    """The distinct pieces of host memory behind arrays; views of one piece are joined."""
+    found: list[HostAllocation] = []
+    pieces = [(a.memory, name) for name, a in leaves if a.memory is not None]
+    for memory, name in sorted(pieces, key=lambda piece: piece[0].address):
+        piece = HostAllocation(memory.address, memory.nbytes, name, memory.writable)
+        if found and piece.address < found[-1].address + found[-1].nbytes:
+            last = found.pop()
+            end = max(last.address + last.nbytes, piece.address + piece.nbytes)
+            piece = HostAllocation(
+                last.address,
+                end - last.address,
+                f"{last.name}, {name}",
+                last.writable or piece.writable,
+            )
+        found.append(piece)
+    return found
+
+
+def launch_compiled(compiled: CompiledKernel, grid: Any, values: Sequence[Any]) -> None:
+    """Launch with the kernel's parameters in order; they must fit what was compiled."""
+    parameters = [
+        Parameter(
+            spec.name,
+            is_constexpr=spec.kind == "constexpr",
+            dtype=spec.dtype if spec.kind == "scalar" else "",
+            const=spec.const,
+            specialize=spec.divisible,
+        )
+        for spec in compiled.spec.params
+    ]
+    if len(values) != len(parameters):
+        names = ", ".join(parameter.name for parameter in parameters)
+        raise ArgumentError(
+            f"'{compiled.name}' takes {len(parameters)} arguments ({names}); got {len(values)}"
+        )
+    call = specialize(compiled.name, parameters, values, {})
+    for wanted, got in zip(compiled.spec.params, call.spec.params, strict=True):
+        if wanted.kind != "constexpr" and wanted.key_text() != got.key_text():
+            raise ArgumentError(
+                f"argument '{wanted.name}': compiled for {wanted.key_text()}, got {got.key_text()}"
+            )
+    settings = options.read()
+    run(compiled, call.device, normalize_grid(grid, compiled.name), call.leaves, settings)

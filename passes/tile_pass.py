@@ -1,0 +1,26 @@
+"""What a pass is, and the settings that passes read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from minitriton.ir.mlir import ir
+from minitriton.ir.target import Target
+
+
+@dataclass(frozen=True)
+class PassOptions:
+    """check: verify the IR and the layout laws after every pass. pipeline_loads: multi-buffer
+    loads of loops through cp.async where the target has it."""
+
+    check: bool = False
+    pipeline_loads: bool = True
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One step of the tile pipeline; `run(module, target, options)` changes the module in place."""
+
+    name: str
+    run: Callable[[ir.Module, Target, PassOptions], None]

@@ -1,0 +1,1 @@
+"""PTX emulator: executes the PTX text MiniTriton emits, on numpy arrays."""

@@ -1,0 +1,229 @@
+"""The launch path: parameters are packed by one `struct` call into a block that is made once.
+
+`make_launcher` writes a small Python function per compiled kernel. cuda.bindings releases the GIL
+inside cuLaunchKernel, so a block must belong to one launch at a time: blocks come from a free list.
+Each parameter sits in a slot of 8 bytes, zero-filled, and the driver reads as much as it needs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from minitriton.ir.diagnostics import MiniTritonError
+from minitriton.runtime import driver
+from minitriton.runtime.module import Function
+
+MAX_GRID = (2**31 - 1, 65535, 65535)
+_SLOT = {
+    "int1": "?7x", "int8": "b7x", "int16": "h6x", "int32": "i4x", "int64": "q",
+    "uint8": "B7x", "uint16": "H6x", "uint32": "I4x", "uint64": "Q",
+    "fp16": "e6x", "bf16": "H6x", "fp32": "f4x", "fp64": "d",
+}  # fmt: skip
+_WIDTH = {"int1": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "fp16": 2, "bf16": 2,
+          "int32": 4, "uint32": 4, "fp32": 4, "int64": 8, "uint64": 8, "fp64": 8}  # fmt: skip
+POINTER = "*"
+
+
+class LaunchError(MiniTritonError, ValueError):
+    """A launch was refused: the grid or an argument is out of range."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchShape:
+    """What stays the same over all launches of a compiled kernel."""
+
+    threads: int
+    shared: int  # dynamic, in bytes
+    clusters: int = 1  # CTAs per cluster, along x
+    cooperative: bool = False
+    programmatic: bool = False  # may start before the previous kernel in the stream has ended
+
+
+def slot_format(dtypes: Sequence[str]) -> str:
+    """`struct` format of a parameter block; `dtypes` are scalar names or POINTER."""
+    return "<" + "".join("Q" if d == POINTER else _SLOT[d] for d in dtypes)
+
+
+def to_bytes(dtype: str, value: Any) -> bytes:
+    """One parameter in exactly its own width, as the emulator takes it."""
+    if dtype == POINTER:
+        return struct.pack("<Q", value)
+    code = _SLOT[dtype][0]
+    data = struct.pack("<" + code, bfloat16_bits(value) if dtype == "bf16" else value)
+    return data[: _WIDTH[dtype]]
+
+
+def bfloat16_bits(value: float) -> int:
+    """The 16 bits of `value` rounded to the nearest bfloat16, ties to even."""
+    (bits,) = struct.unpack("<I", struct.pack("<f", value))
+    if bits & 0x7FFFFFFF > 0x7F800000:
+        return (bits >> 16) | 0x40  # keep a NaN a NaN
+    return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+
+
+def normalize_grid(grid: Any, kernel: str) -> tuple[int, int, int]:
+    """`grid` as three ints; LaunchError unless it is one to three ints within the GPU's limits."""
+    if isinstance(grid, int):
+        grid = (grid,)
+    try:
+        sizes = tuple(grid)
+    except TypeError:
+        got = f"{type(grid).__name__} {grid!r}"
+        raise LaunchError(
+            f"the grid of '{kernel}' must be a tuple of 1 to 3 ints, or a function of the "
+            f"arguments that returns one; got {got}"
+        ) from None
+    if not 1 <= len(sizes) <= 3:
+        raise LaunchError(f"the grid of '{kernel}' must have 1 to 3 sizes; got {sizes!r}")
+    out = [1, 1, 1]
+    for axis, size in enumerate(sizes):
+        if isinstance(size, bool) or not hasattr(size, "__index__"):
+            got = f"{type(size).__name__} {size!r}"
+            hint = "; use // or triton.cdiv" if isinstance(size, float) else ""
+            raise LaunchError(f"grid[{axis}] of '{kernel}' must be an int; got {got}{hint}")
+        number = size.__index__()
+        if not 0 <= number <= MAX_GRID[axis]:
+            raise LaunchError(
+                f"grid[{axis}] of '{kernel}' is {number}; it must be within 0 and {MAX_GRID[axis]}"
+            )
+        out[axis] = number
+    return out[0], out[1], out[2]
+
+
+_TEMPLATE = """
+def launch(gx, gy, gz, stream{parameters}):
+    if multiple and not is_current(device):
+        return elsewhere(gx, gy, gz, stream{parameters})
+    try:
+        block = pop()
+    except IndexError:
+        block = new_block()
+    pack_into(block[0], 0{values})
+    recent(name)
+    {call}
+    push(block)
+    if code:
+        return failed(code, gx, gy, gz, stream{parameters})
+    {after}
+"""
+_PLAIN = """code = cuLaunchKernel(
+        handle, gx, gy, gz, threads, 1, 1, shared, stream, block[1], 0)[0]"""
+_EXTENDED = """config = block[2]
+    config.gridDimX = gx; config.gridDimY = gy; config.gridDimZ = gz; config.hStream = stream
+    code = cuLaunchKernelEx(config, handle, block[1], 0)[0]"""
+
+
+def make_launcher(
+    function: Function,
+    shape: LaunchShape,
+    dtypes: Sequence[str],
+    positions: Sequence[int],
+    count: int,
+    *,
+    sync: bool = False,
+    cuda: Any = None,
+    multiple: bool | None = None,
+) -> Callable[..., None]:
+    """A function `launch(gx, gy, gz, stream, v0, ..., v{count-1})`.
+
+    It packs the values at `positions` as `dtypes` and launches on the raw `stream`. `cuda` stands
+    in for `cuda.bindings.driver` in tests. Raises CudaError; with `sync` also what the kernel met.
+    """
+    cuda = driver.bindings() if cuda is None else cuda
+    pool: list[tuple[bytearray, int, Any, Any]] = []
+    extended = shape.clusters > 1 or shape.cooperative or shape.programmatic
+
+    def new_block() -> tuple[bytearray, int, Any, Any]:
+        return _new_block(len(dtypes), _config(cuda, shape) if extended else None)
+
+    def failed(code: Any, *arguments: Any) -> None:
+        _retry_or_raise(int(code), function, launch, arguments)
+
+    def elsewhere(*arguments: Any) -> None:
+        """Launch on a GPU that is not the current one, and put the current one back."""
+        previous = driver.check(cuda.cuCtxGetCurrent())
+        driver.make_current(function.device)
+        try:
+            launch(*arguments)
+        finally:
+            driver.check(cuda.cuCtxSetCurrent(previous))
+
+    def wait() -> None:
+        driver.check(cuda.cuCtxSynchronize(), f"running '{function.name}'")
+
+    scope = {
+        "multiple": driver.device_count() > 1 if multiple is None else multiple,
+        "is_current": driver.is_current, "device": function.device, "elsewhere": elsewhere,
+        "pop": pool.pop, "push": pool.append, "new_block": new_block, "failed": failed,
+        "pack_into": struct.Struct(slot_format(dtypes)).pack_into, "handle": function.handle,
+        "recent": driver.STATE.recent.append, "name": function.name, "threads": shape.threads,
+        "shared": shape.shared, "wait": wait, "to_bf16": bfloat16_bits,
+        "cuLaunchKernel": cuda.cuLaunchKernel,
+        "cuLaunchKernelEx": getattr(cuda, "cuLaunchKernelEx", None),
+    }  # fmt: skip
+    names = [f"v{i}" for i in range(count)]
+    values = [
+        f"to_bf16(v{position})" if dtype == "bf16" else f"v{position}"
+        for dtype, position in zip(dtypes, positions, strict=True)
+    ]
+    text = _TEMPLATE.format(
+        parameters="".join(", " + name for name in names),
+        values="".join(", " + value for value in values),
+        call=_EXTENDED if extended else _PLAIN,
+        after="wait()" if sync else "",
+    )
+    exec(compile(text, f"<launcher of {function.name}>", "exec"), scope)
+    launch: Callable[..., None] = scope["launch"]
+    return launch
+
+
+def _new_block(count: int, config: Any) -> tuple[bytearray, int, Any, Any]:
+    """(value slots, address of the array of slot addresses, config, what must stay alive)."""
+    slots = bytearray(8 * max(count, 1))
+    view = (ctypes.c_char * len(slots)).from_buffer(slots)
+    base = ctypes.addressof(view)
+    pointers = (ctypes.c_void_p * max(count, 1))(*(base + 8 * i for i in range(count)))
+    return slots, ctypes.addressof(pointers), config, (view, pointers)
+
+
+def _config(cuda: Any, shape: LaunchShape) -> Any:
+    """A CUlaunchConfig for launches with clusters, cooperation or programmatic overlap."""
+    config = cuda.CUlaunchConfig()
+    config.blockDimX, config.blockDimY, config.blockDimZ = shape.threads, 1, 1
+    config.sharedMemBytes = shape.shared
+    ids = cuda.CUlaunchAttributeID
+    attributes = []
+    if shape.clusters > 1:
+        attribute = cuda.CUlaunchAttribute()
+        attribute.id = ids.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        value = attribute.value
+        value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = shape.clusters, 1, 1
+        attributes.append(attribute)
+    if shape.cooperative:
+        attribute = cuda.CUlaunchAttribute()
+        attribute.id = ids.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+        attribute.value.cooperative = 1
+        attributes.append(attribute)
+    if shape.programmatic:
+        attribute = cuda.CUlaunchAttribute()
+        attribute.id = ids.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        attribute.value.programmaticStreamSerializationAllowed = 1
+        attributes.append(attribute)
+    config.attrs = attributes
+    config.numAttrs = len(attributes)
+    return config
+
+
+def _retry_or_raise(
+    code: int, function: Function, launch: Callable[..., None], arguments: tuple[Any, ...]
+) -> None:
+    """A thread that never used CUDA has no context yet: give it one and try again."""
+    if code == driver.INVALID_CONTEXT and not driver.is_current(function.device):
+        driver.make_current(function.device)
+        launch(*arguments)
+        return
+    driver.raise_error(code, f"launching '{function.name}' with grid {arguments[:3]}")

@@ -1,0 +1,65 @@
+"""Loading a cubin on a GPU and finding its entry function, with its limits checked first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from minitriton.runtime import driver
+
+_DEFAULT_SHARED = 48 * 1024  # what a kernel may have without opting in
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A kernel loaded on one GPU. `module` keeps the code alive; sizes in bytes."""
+
+    name: str
+    device: int
+    handle: Any
+    module: Any
+    registers: int
+    local: int  # per thread: stack and spills
+    static_shared: int
+    max_threads: int
+
+
+def load(cubin: bytes, name: str, device: int, shared: int, threads: int) -> Function:
+    """Load `cubin` on GPU `device` and prepare `name` for launches.
+
+    `shared` is the dynamic shared memory, `threads` the CTA's size. OutOfResources if the GPU
+    cannot run it, CudaError if the image is refused.
+    """
+    driver.check_alive()
+    driver.make_current(device)
+    limit = driver.properties(device).max_shared
+    if shared > limit:
+        raise driver.OutOfResources(shared, limit, "shared memory (bytes)")
+    cuda = driver.bindings()
+    module = driver.check(cuda.cuModuleLoadData(cubin), f"loading kernel '{name}'")
+    handle = driver.check(cuda.cuModuleGetFunction(module, name.encode()), f"finding '{name}'")
+    attribute = cuda.CUfunction_attribute
+
+    def get(which: str) -> int:
+        code = getattr(attribute, f"CU_FUNC_ATTRIBUTE_{which}")
+        return int(driver.check(cuda.cuFuncGetAttribute(code, handle)))
+
+    function = Function(
+        name=name,
+        device=device,
+        handle=handle,
+        module=module,
+        registers=get("NUM_REGS"),
+        local=get("LOCAL_SIZE_BYTES"),
+        static_shared=get("SHARED_SIZE_BYTES"),
+        max_threads=get("MAX_THREADS_PER_BLOCK"),
+    )
+    if function.static_shared + shared > limit:
+        total = function.static_shared + shared
+        raise driver.OutOfResources(total, limit, "shared memory (bytes)")
+    if threads > function.max_threads:
+        raise driver.OutOfResources(threads, function.max_threads, "threads per CTA")
+    if shared > _DEFAULT_SHARED - function.static_shared:
+        which = attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        driver.check(cuda.cuFuncSetAttribute(handle, which, shared), "raising the shared memory")
+    return function
