@@ -15,6 +15,7 @@ from typing import Any
 
 from minitriton.codegen.emit import Emitter, attribute, type_named
 from minitriton.codegen.tile import LazyRegisters, Tile, carried
+from minitriton.ir.axis_analysis import AxisFacts, analyse
 from minitriton.ir.builder import Builder, i32_attr
 from minitriton.ir.diagnostics import InternalError
 from minitriton.ir.dialect import element_of
@@ -66,7 +67,7 @@ class Lowering(Emitter):
         target: Target,
         options: CodegenOptions,
         num_warps: int,
-        axis: Any = None,
+        axis: AxisFacts,
     ) -> None:
         block = kernel.regions[0].blocks[0]
         builder = Builder(ir.InsertionPoint(block), function.location)
@@ -78,7 +79,7 @@ class Lowering(Emitter):
         self.target = target
         self.options = options
         self.num_warps = num_warps
-        self.axis = axis  # AxisAnalysis of the module, or None: nothing is known
+        self.axis = axis
         self._values: dict[ir.Value, Lowered] = {}
         self._at_entry: dict[Any, ir.Value | None] = {}
         self._marker: ir.InsertionPoint | None = None
@@ -147,9 +148,9 @@ class Lowering(Emitter):
 
         return LazyRegisters(count, emit)
 
-    def axis_info(self, value: ir.Value) -> Any:
-        """AxisInfo (contiguity, divisibility, constancy per dimension) of a value, or None."""
-        return None if self.axis is None else self.axis.get(value)
+    def keep_lazy(self) -> None:
+        """Said by a rule that emitted nothing here: lazy registers may go on using one place."""
+        self._lazy_only = True
 
     # Values of the thread, made at the kernel's entry
 
@@ -315,7 +316,7 @@ def lower_to_gpu(
     top = module.operation
     num_warps = integer_attribute(top, "mt.num_warps", 4)
     result, kernel = _skeleton(function, top, target, num_warps)
-    lowering = Lowering(function, kernel, target, options, num_warps, _analyse_axes(module))
+    lowering = Lowering(function, kernel, target, options, num_warps, analyse(function))
     body = function.regions[0].blocks[0]
     for parameter, argument in zip(
         body.arguments, kernel.regions[0].blocks[0].arguments, strict=True
@@ -331,14 +332,6 @@ def _kernel_of(module: ir.Module) -> ir.Operation:
         if op.operation.name == "func.func":
             return op.operation
     raise InternalError("codegen", "the module has no func.func")
-
-
-def _analyse_axes(module: ir.Module) -> Any:
-    try:
-        from minitriton.ir.axis_analysis import AxisAnalysis
-    except ModuleNotFoundError:
-        return None
-    return AxisAnalysis(module)
 
 
 def _skeleton(

@@ -27,6 +27,7 @@ class Emitter:
         self.options = options
         self.call: Callable[..., Any] = _no_call  # inlines a device function: (fn, args) -> value
         self.place: Callable[[], tuple[str, int, str]] = lambda: ("", 0, "")  # file, line, function
+        self.printed: set[tuple[Any, str]] = set()  # what static_print said already
         self._types: dict[dtypes.AnyType, ir.Type] = {}
 
     def type(self, type_: dtypes.AnyType) -> ir.Type:

@@ -119,10 +119,11 @@ def simulate(
     if isinstance(plan, NoMove):
         return values.copy()
     if isinstance(plan, RegisterMove):
-        return values[list(plan.source_of)]
+        moved: np.ndarray = values[list(plan.source_of)]
+        return moved
     if isinstance(plan, WarpShuffle):
         return simulate_shuffle(plan, values)
-    result = np.zeros((dst.num_registers, dst.num_lanes, dst.num_warps), values.dtype)
+    result: np.ndarray = np.zeros((dst.num_registers, dst.num_lanes, dst.num_warps), values.dtype)
     for chunk in plan.chunks:
         memory = np.zeros(1 << plan.shared.num_bits, values.dtype)
         written = np.zeros(memory.shape, bool)

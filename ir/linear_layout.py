@@ -209,7 +209,7 @@ class LinearLayout:
         """int64 array of linear element indices with one axis per input."""
         import numpy as np
 
-        table = np.zeros((), np.int64)
+        table: np.ndarray = np.zeros((), np.int64)
         for name in self.in_dims:
             table = table[..., None] ^ np.array(f2.span_elements(self._flat[name]), np.int64)
         return table
@@ -219,7 +219,9 @@ class LinearLayout:
         import numpy as np
 
         flat = self.flat_table()[..., None]
-        return (flat >> np.array(self.dim_shifts, np.int64)) & (np.array(self.shape, np.int64) - 1)
+        sizes = np.array(self.shape, np.int64)
+        coordinates: np.ndarray = (flat >> np.array(self.dim_shifts, np.int64)) & (sizes - 1)
+        return coordinates
 
     # Algebra
 

@@ -7,6 +7,7 @@ shared memory; code generation fills in the combine region. The simulators defin
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -178,14 +179,16 @@ def _exchange(plan: CrossWarp, partials: np.ndarray) -> np.ndarray:
             memory[address] = partials[(register, *index)]
     read = np.stack([own ^ offset for offset in plan.register_offsets])
     fetch = np.vectorize(lambda address: memory[address], otypes=[partials.dtype])
-    return np.stack([fetch(read + w) for w in range(plan.count)])
+    found: np.ndarray = np.stack([fetch(read + w) for w in range(plan.count)])
+    return found
 
 
 def simulate_reduction(plan: ReductionPlan, values: np.ndarray, combine: Combine) -> np.ndarray:
     """Execute on [registers, lanes, warps]; returns [result registers, lanes, warps]."""
     import numpy as np
 
-    partial = np.stack([functools.reduce(combine, values[list(group)]) for group in plan.groups])
+    folded = [functools.reduce(combine, values[list(group)]) for group in plan.groups]
+    partial: np.ndarray = np.stack(folded)
     lanes = np.arange(values.shape[1])
     for mask in plan.lane_masks:
         partial = combine(partial, partial[:, lanes ^ mask])
@@ -202,7 +205,7 @@ def simulate_scan(
 
     result = values.copy()
     for line in plan.lines:
-        for before, register in zip(line, line[1:], strict=False):
+        for before, register in itertools.pairwise(line):
             result[register] = combine(result[before], result[register])
     total = result[[line[-1] for line in plan.lines]]
     lanes = np.arange(values.shape[1])

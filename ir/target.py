@@ -59,8 +59,8 @@ class Target:
 TARGETS = {
     t.arch: t
     for t in (
-        Target("sm_80", 80, 70, 166_912, _AMPERE),
-        Target("sm_86", 86, 71, 101_376, _AMPERE),
+        Target("sm_80", 80, 74, 166_912, _AMPERE),
+        Target("sm_86", 86, 74, 101_376, _AMPERE),
         Target("sm_89", 89, 81, 101_376, _ADA),
         Target("sm_90a", 90, 83, 232_448, _HOPPER),
         Target("sm_100a", 100, 86, 232_448, _BLACKWELL),

@@ -49,14 +49,24 @@ class Stages:
 
 def standard_stages() -> Stages:
     """MiniTriton's own stages; this is what imports MLIR."""
-    from minitriton.codegen.lower import lower_to_gpu
+    from minitriton.codegen.lower import CodegenOptions, lower_to_gpu
     from minitriton.codegen.ptx import emit_ptx
     from minitriton.frontend.build import build_module
     from minitriton.ir.context import use
     from minitriton.passes.pipeline import run_pipeline, tile_pipeline
 
+    def lower(module: Any, target: Target, spec: Specialization) -> Any:
+        fusion = bool(spec.option("enable_fp_fusion", True))
+        return lower_to_gpu(module, target, CodegenOptions(enable_fp_fusion=fusion))
+
     return Stages(
-        build_module, tile_pipeline, run_pipeline, lower_to_gpu, emit_ptx, module_metadata, use
+        build=build_module,
+        passes=tile_pipeline,
+        run=run_pipeline,
+        lower=lower,
+        emit=lambda lowered, target, spec: emit_ptx(lowered),
+        metadata=module_metadata,
+        context=use,
     )
 
 

@@ -77,6 +77,7 @@ class Kernel:
         self._compiled: dict[tuple[str, str], CompiledKernel] = {}
         self._seen: dict[Any, tuple[Any, CompiledKernel, Any]] = {}
         self._knows_torch = False
+        self._unchanged: Callable[[], bool] | None = None
         self.pre_run_hooks: list[Callable[..., None]] = []
 
     @property
@@ -108,6 +109,16 @@ class Kernel:
 
                 self._source = SourceFunction(self.fn)
             return self._source
+
+    @property
+    def __minitriton_source__(self) -> Any:
+        """How the frontend recognises a function that it can inline."""
+        return self.source
+
+    @property
+    def __minitriton_source__(self) -> Any:
+        """By this the frontend knows a jit function where kernels call one."""
+        return self.source
 
     def cache_text(self) -> str:
         """What stands for this kernel where it is a constexpr argument of another."""
@@ -233,12 +244,16 @@ class Kernel:
         """The compiled form, from memory, from disk or made now; one thread at a time."""
         key = (spec.key_text(), target.arch)
         with self._lock:
+            if self._unchanged is not None and not self._unchanged():
+                self._compiled.clear()
+                self._seen.clear()
             compiled = self._compiled.get(key)
             if compiled is None:
                 compiled = compile_kernel(
                     self.source, spec, target, cubin=cubin, stages=self._stages, settings=settings
                 )
                 self._compiled[key] = compiled
+                self._unchanged = self._watch()
                 for hook in compile_hooks:
                     hook(compiled)
         return compiled
@@ -259,8 +274,18 @@ class Kernel:
         runtime = [p.name for p in self.parameters if not p.is_constexpr]
         positions = [runtime.index(name) for name, _ in call.leaves]
         launch = execute.launcher(compiled, device, positions, len(runtime), sync=settings.sync)
-        self._seen[key] = found = (launch, compiled, None)
+        self._seen[key] = found = (launch, compiled, self._unchanged)
         return found
+
+    def _watch(self) -> Callable[[], bool] | None:
+        """The check that values captured by the code are still the same, if it captures any."""
+        from minitriton.frontend.source import SourceFunction
+
+        if not isinstance(self.source, SourceFunction):
+            return None
+        from minitriton.captures import watch
+
+        return watch(self.source)
 
     def _general(
         self,

@@ -98,7 +98,7 @@ def _arena_fetch(ins: Ins, space: str, n: int) -> Fetch:
         if space == "shared" and c.race is not None:
             c.race.read(ins, c, ix, at, n)
         if c.uninit is not None:
-            c.uninit.loaded_bytes(arena, at, n)
+            c.uninit.loaded_bytes(arena, at, n, lanes_of(c, ix))
         return arena.views[n].take(at >> shift)
 
     return fetch
@@ -209,7 +209,7 @@ def load(ins: Ins) -> Step:
     writes = [writer(ins, p, 8 * size, signed) for p in parts]
     address, fetch = addresser(ins, mem, space), fetcher(ins, space, n)
     indices = tuple(p.index for p in parts if not isinstance(p, Sink))
-    first, key, track = writes[0], f"load_{space}", space in ("shared", "local", "generic")
+    first, key = writes[0], f"load_{space}"
 
     def run(c: Any, ix: Any) -> None:
         got = fetch(c, ix, address(c, ix))
@@ -220,7 +220,7 @@ def load(ins: Ins) -> Step:
             for j, write in enumerate(writes):
                 write(c, ix, columns[:, j])
         c.bytes[key] += c.count(ix) * n
-        if track and c.uninit is not None:
+        if c.uninit is not None:
             c.uninit.loaded_registers(indices, c, ix)
 
     return run

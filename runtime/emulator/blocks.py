@@ -40,39 +40,44 @@ class Blocks:
 
     program: Program
     decoded: list[Decoded]
-    runs: dict[tuple[int, bool, bool, bool], Run] = field(default_factory=dict)
+    runs: dict[tuple[int, bool, bool, int], Run] = field(default_factory=dict)
 
-    def get(self, pc: int, full: bool, whole: bool, traced: bool) -> Run:
+    def get(self, pc: int, full: bool, whole: bool, trace: int) -> Run:
         """The run at ``pc``: ``full`` for all lanes of the chunk, ``whole`` for whole warps.
 
-        ``traced`` cuts runs after one instruction (used while undefined values are live).
+        ``trace`` 1 cuts runs after loads that may bring in undefined bytes, 2 after every
+        instruction (while undefined values are live).
         """
-        key = (pc, full, whole, traced)
+        key = (pc, full, whole, trace)
         run = self.runs.get(key)
         if run is None:
             run = self.runs[key] = self._compile(*key)
         return run
 
-    def _extent(self, pc: int, whole: bool, traced: bool) -> int:
-        code, end = self.program.code, pc
-        targets = self.program.branch_targets
-        while end < len(code) and end - pc < MAX_RUN:
-            item = self.decoded[end]
-            if isinstance(item, Branch | Exit | Blocking):
-                break
-            if end > pc and (end in targets or (not whole and is_warp_wide(code[end]))):
-                break
-            if end > pc and traced:
-                break
-            end += 1
-        return end
+    def _extent(self, pc: int, full: bool, whole: bool, trace: int) -> tuple[int, bool]:
+        """(end, whether control may follow at once) of the run at ``pc``.
 
-    def _compile(self, pc: int, full: bool, whole: bool, traced: bool) -> Run:
-        end = self._extent(pc, whole, traced)
-        item = self.decoded[end] if end < len(self.decoded) else None
+        Lanes that are all together need not stop at jump targets: nobody can join them.
+        """
+        code, end = self.program.code, pc
+        while end < len(code) and end - pc < MAX_RUN:
+            if end > pc:
+                before = code[end - 1]
+                if trace == 2 or (trace == 1 and may_load_undefined(before)):
+                    return end, False
+                if not full and end in self.program.branch_targets:
+                    return end, False
+                if not whole and is_warp_wide(code[end]):
+                    return end, False
+            if isinstance(self.decoded[end], Branch | Exit | Blocking):
+                return end, True
+            end += 1
+        return end, False
+
+    def _compile(self, pc: int, full: bool, whole: bool, trace: int) -> Run:
+        end, controlled = self._extent(pc, full, whole, trace)
+        item = self.decoded[end] if controlled else None
         control = item if isinstance(item, Branch | Exit | Blocking) else None
-        if control is None and not traced and end in self.program.branch_targets:
-            control = None
         if end == pc:
             return Run(pc, end, None, control)
         writer = _Writer(full)
@@ -88,6 +93,11 @@ _WARP_WIDE = frozenset({"shfl", "vote", "match", "redux", "elect", "ldmatrix", "
 def is_warp_wide(ins: Ins) -> bool:
     """Whether the instruction names other lanes of its warp and must meet them."""
     return ins.op in _WARP_WIDE or (ins.op == "bar" and ins.mods[:1] == ("warp",))
+
+
+def may_load_undefined(ins: Ins) -> bool:
+    """Whether the instruction reads memory whose bytes may never have been written."""
+    return ins.op == "ldmatrix" or (ins.op == "ld" and "global" not in ins.mods)
 
 
 class _Writer:

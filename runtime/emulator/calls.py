@@ -7,11 +7,9 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from minitriton.runtime.emulator.checks import AssertFailed, Trap
 from minitriton.runtime.emulator.memory import error
-from minitriton.runtime.emulator.module import LOCAL_WINDOW, Ins, Reg
+from minitriton.runtime.emulator.module import LOCAL_WINDOW, Ins
 from minitriton.runtime.emulator.operands import lanes_of
 from minitriton.runtime.emulator.syntax import Group, Symbol
 
@@ -117,12 +115,6 @@ def nothing(ins: Ins) -> Step:
 
 def stacksave(ins: Ins) -> Step:
     raise ins.unsupported("dynamic stack allocation")
-
-
-def read_clock(c: Any) -> np.ndarray:
-    """A deterministic clock: instructions issued by the chunk so far."""
-    return np.array([c.clock], np.uint64)
-
 
 
 RULES: dict[str, Callable[[Ins], Step]] = {

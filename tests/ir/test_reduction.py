@@ -8,6 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from minitriton.ir.axis import is_separable
+from minitriton.ir.f2 import span_elements
 from minitriton.ir.layouts import default_blocked, mma_accumulator, mma_operand
 from minitriton.ir.linear_layout import LinearLayout
 from minitriton.ir.reduction import (
@@ -120,6 +121,32 @@ def test_scratch_of_several_operands():
     assert exchange.count == 8
     assert exchange.operand_bytes == (0, 32, 96) and exchange.scratch_bytes == 112
     assert exchange.idle_lanes == 31 and exchange.idle_warps == 0
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_each_partial_has_one_writer(plain_layouts, data):
+    """Two threads must not store to one address, not even the same value: that is a race."""
+    (layout,) = data.draw(plain_layouts(1))
+    axis = data.draw(st.integers(0, layout.rank - 1))
+    exchange = plan_reduction(layout, axis).cross_warp
+    if exchange is None:
+        return
+    written = [
+        lane_offset ^ warp_offset ^ place ^ offset
+        for lane, lane_offset in enumerate(span_elements(exchange.lane_bases))
+        for warp, (warp_offset, place) in enumerate(
+            zip(
+                span_elements(exchange.warp_bases),
+                span_elements(exchange.position_bases),
+                strict=True,
+            )
+        )
+        if not lane & exchange.idle_lanes and not warp & exchange.idle_warps
+        for offset in exchange.register_offsets
+    ]
+    entries = exchange.count << layout.slice(axis).num_bits
+    assert sorted(written) == list(range(entries))
 
 
 def test_unordered_layouts_are_refused():

@@ -1,0 +1,222 @@
+"""mt.load and mt.store on global memory.
+
+Unmasked accesses without modifiers are LLVM loads and stores, which LLVM may merge and hoist.
+The others are predicated inline PTX without branches: a masked load writes over registers that
+already hold `other`. All inline accesses clobber memory, else LLVM would reorder around them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from minitriton.codegen.access import plan_access
+from minitriton.codegen.emit import width_of
+from minitriton.codegen.tile import Tile, carried
+from minitriton.ir.dialect import element_of
+from minitriton.ir.encoding import layout_of
+from minitriton.ir.mlir import ir
+
+if TYPE_CHECKING:
+    from minitriton.codegen.lower import Lowering
+
+LETTERS = {16: "h", 32: "r", 64: "l"}
+
+
+def _load(lowering: Lowering, op: ir.Operation) -> None:
+    result = op.results[0]
+    element = carried(element_of(result.type))
+    extras = [lowering.registers(v) for v in list(op.operands)[1:]]
+    modifiers = load_modifiers(op)
+    pointers = lowering.registers(op.operands[0])
+    if not isinstance(result.type, ir.RankedTensorType):
+        mask = extras[0][0] if extras else None
+        other = [extras[1][0]] if len(extras) > 1 else None
+        (value,) = _load_vector(
+            lowering, element, 1, pointers[0], 0, mask, other, modifiers
+        )
+        lowering.set(result, value)
+        return
+    layout = layout_of(result.type)
+    plan = plan_access(lowering, op, element)
+    registers: list[ir.Value | None] = [None] * layout.num_registers
+    for access in plan.accesses:
+        head = access.registers[0]
+        mask = extras[0][head] if extras else None
+        other = [extras[1][r] for r in access.registers] if len(extras) > 1 else None
+        values = _load_vector(
+            lowering, element, len(access.registers), pointers[access.base], access.offset,
+            mask, other, modifiers,
+        )  # fmt: skip
+        for register, value in zip(access.registers, values, strict=True):
+            registers[register] = value
+    for register, owner in plan.duplicates:
+        registers[register] = registers[owner]
+    lowering.set(result, Tile(layout, element, registers))
+
+
+def _load_vector(
+    lowering: Lowering,
+    element: ir.Type,
+    count: int,
+    pointer: ir.Value,
+    offset: int,
+    mask: ir.Value | None,
+    other: Sequence[ir.Value] | None,
+    modifiers: str,
+) -> list[ir.Value]:
+    """`count` consecutive elements; lanes with a false mask get `other`, or zeros."""
+    size = count * max(width_of(element) // 8, 1)
+    if mask is None and not modifiers:
+        type_ = element if count == 1 else ir.VectorType.get([count], element)
+        loaded = lowering.load(type_, lowering.offset_pointer(pointer, offset), size)
+        return [loaded] if count == 1 else lowering.unpack(loaded)
+    word = word_type(lowering, element, size)
+    words = max(size * 8 // word.width, 1)
+    text = f"ld{modifiers or '.global'}{vector_suffix(words)}.b{min(word.width, 8 * size)} "
+    text += operand_list(range(words)) + ", "
+    outputs = ",".join([f"={LETTERS[word.width]}"] * words)
+    if mask is None:
+        values = lowering.asm(
+            f"{text}[${words}+{offset}];", f"{outputs},l,~{{memory}}", [word] * words, [pointer]
+        )
+        return from_words(lowering, values, element, count)
+    if other is None:
+        initial = [lowering.zero(word)] * words
+    else:
+        initial = to_words(lowering, other, word)
+    tied = ",".join(str(i) for i in range(words))
+    values = lowering.asm(
+        f"@${2 * words + 1} {text}[${2 * words}+{offset}];",
+        f"{outputs},{tied},l,b,~{{memory}}",
+        [word] * words,
+        [*initial, pointer, mask],
+    )
+    return from_words(lowering, values, element, count)
+
+
+def _store(lowering: Lowering, op: ir.Operation) -> None:
+    value = op.operands[1]
+    extras = list(op.operands)[2:]
+    pointers = lowering.registers(op.operands[0])
+    modifiers = store_modifiers(op)
+    masks = lowering.registers(extras[0]) if extras else None
+    if not isinstance(value.type, ir.RankedTensorType):
+        mask = both(lowering, masks[0] if masks else None, lowering.is_first_thread)
+        scalar = lowering.scalar(value)
+        _store_vector(lowering, [scalar], pointers[0], 0, mask, modifiers)
+        return
+    tile = lowering.tile(value)
+    owner = lowering.owns_elements(tile.layout)
+    for access in plan_access(lowering, op, tile.element).accesses:
+        mask = both(lowering, masks[access.registers[0]] if masks else None, owner)
+        values = [tile.registers[r] for r in access.registers]
+        _store_vector(lowering, values, pointers[access.base], access.offset, mask, modifiers)
+
+
+def _store_vector(
+    lowering: Lowering,
+    values: Sequence[ir.Value],
+    pointer: ir.Value,
+    offset: int,
+    mask: ir.Value | None,
+    modifiers: str,
+) -> None:
+    element = values[0].type
+    size = len(values) * max(width_of(element) // 8, 1)
+    if mask is None and not modifiers:
+        vector = values[0] if len(values) == 1 else lowering.pack(values)
+        lowering.store(vector, lowering.offset_pointer(pointer, offset), size)
+        return
+    word = word_type(lowering, element, size)
+    words = to_words(lowering, values, word)
+    count = len(words)
+    text = f"st{modifiers or '.global'}{vector_suffix(count)}.b{min(word.width, 8 * size)} "
+    text += f"[${count}+{offset}], {operand_list(range(count))};"
+    constraints = ",".join([LETTERS[word.width]] * count) + ",l"
+    operands = [*words, pointer]
+    if mask is not None:
+        text, constraints = f"@${count + 1} {text}", constraints + ",b"
+        operands.append(mask)
+    lowering.asm(text, constraints + ",~{memory}", [], operands)
+
+
+def both(lowering: Lowering, lhs: ir.Value | None, rhs: ir.Value | None) -> ir.Value | None:
+    """Conjunction of two optional predicates; None is always true."""
+    if lhs is None or rhs is None:
+        return lhs if rhs is None else rhs
+    return lowering.and_(lhs, rhs)
+
+
+# Registers of inline PTX: 16, 32 or 64 bits wide, whatever the elements
+
+
+def word_type(lowering: Lowering, element: ir.Type, size: int) -> ir.IntegerType:
+    """The register type that moves `size` bytes of elements."""
+    if width_of(element) == 64:
+        return lowering.i64
+    return lowering.i32 if size >= 4 else lowering.i16
+
+
+def to_words(
+    lowering: Lowering, values: Sequence[ir.Value], word: ir.IntegerType
+) -> list[ir.Value]:
+    """Elements in memory order packed into registers of `word`'s width."""
+    width = width_of(values[0].type)
+    if values[0].type == lowering.pointer:
+        return [lowering.op("llvm.ptrtoint", word, (v,)) for v in values]
+    if width == 8 and len(values) == 1:
+        return [lowering.op("arith.extui", word, (values[0],))]
+    per_word = word.width // width
+    return [
+        lowering.join_bits(values[i : i + per_word], word) for i in range(0, len(values), per_word)
+    ]
+
+
+def from_words(
+    lowering: Lowering, words: Sequence[ir.Value], element: ir.Type, count: int
+) -> list[ir.Value]:
+    """The inverse of `to_words`."""
+    width = width_of(element)
+    if element == lowering.pointer:
+        return [lowering.op("llvm.inttoptr", element, (w,)) for w in words]
+    if width == 8 and count == 1:
+        return [lowering.op("arith.trunci", element, (words[0],))]
+    per_word = width_of(words[0].type) // width
+    return [v for word in words for v in lowering.split_bits(word, element, per_word)]
+
+
+def vector_suffix(words: int) -> str:
+    """`.v4` and the like; nothing for one."""
+    return f".v{words}" if words > 1 else ""
+
+
+def operand_list(indices: Sequence[int]) -> str:
+    """`$0` or `{$0, $1}` in inline PTX."""
+    listed = ", ".join(f"${i}" for i in indices)
+    return listed if len(indices) == 1 else "{" + listed + "}"
+
+
+def _text(op: ir.Operation, name: str) -> str:
+    return ir.StringAttr(op.attributes[name]).value if name in op.attributes else ""
+
+
+def load_modifiers(op: ir.Operation) -> str:
+    """PTX suffixes from `.volatile/.global` on for the attributes of a load; "" for a plain one."""
+    if "volatile" in op.attributes:
+        return ".volatile.global"
+    cache, evict = _text(op, "cache"), _text(op, "evict")
+    if cache:  # PTX takes a cache operator or an eviction priority, not both
+        return f".global.{cache}"
+    return f".global.L1::{evict}" if evict else ""
+
+
+def store_modifiers(op: ir.Operation) -> str:
+    """The same for a store."""
+    cache, evict = _text(op, "cache"), _text(op, "evict")
+    if cache:
+        return f".global.{cache}"
+    return f".global.L1::{evict}" if evict else ""
+
+
+RULES = {"mt.load": _load, "mt.store": _store}

@@ -1,0 +1,99 @@
+"""Per-pass checking: the tile IR after every pass must compute what it did before.
+
+With MINITRITON_CHECK_PASSES=1 a launch on host arrays is preceded by a run of every tile stage in
+the tile interpreter, each on its own copy of the arrays; the first stage whose result differs from
+that of the frontend's module is named in an InternalError.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from minitriton.ir.diagnostics import InternalError
+
+RELATIVE_TOLERANCE = 2e-2  # of the largest element: sums may be reordered, fp16 rounds often
+
+
+class HostCopy:
+    """Copies of pieces of host memory, readable and writable by their original addresses."""
+
+    def __init__(self, pieces: Sequence[Any]) -> None:
+        self.starts = np.array([p.address for p in pieces], np.int64)
+        self.data = [
+            np.frombuffer(ctypes.string_at(p.address, p.nbytes), np.uint8).copy() for p in pieces
+        ]
+
+    def _places(self, addresses: np.ndarray, itemsize: int) -> tuple[np.ndarray, np.ndarray]:
+        addresses = np.asarray(addresses, np.int64).ravel()
+        piece = np.searchsorted(self.starts, addresses, "right") - 1
+        offset = addresses - self.starts[piece]
+        sizes = np.array([len(d) for d in self.data])
+        if (piece < 0).any() or (offset + itemsize > sizes[piece]).any():
+            raise InternalError("interpret", "access outside of the arguments' memory")
+        return piece, offset
+
+    def read(self, addresses: np.ndarray, itemsize: int) -> np.ndarray:
+        """See ir.interpret.Memory."""
+        piece, offset = self._places(addresses, itemsize)
+        raw = np.empty((len(piece), itemsize), np.uint8)
+        for i, data in enumerate(self.data):
+            mine = piece == i
+            raw[mine] = data[offset[mine][:, None] + np.arange(itemsize)]
+        return raw.view(f"u{itemsize}").ravel()
+
+    def write(self, addresses: np.ndarray, values: np.ndarray) -> None:
+        """See ir.interpret.Memory."""
+        values = np.ascontiguousarray(values).ravel()
+        piece, offset = self._places(addresses, values.itemsize)
+        raw = values.view(np.uint8).reshape(len(values), values.itemsize)
+        for i, data in enumerate(self.data):
+            mine = piece == i
+            data[offset[mine][:, None] + np.arange(values.itemsize)] = raw[mine]
+
+
+def check_stages(
+    name: str,
+    stages: Mapping[str, str],
+    pieces: Sequence[Any],
+    dtypes: Sequence[np.dtype | None],
+    arguments: Sequence[Any],
+    grid: tuple[int, int, int],
+) -> None:
+    """Runs each tile stage's text; `dtypes[i]` is the element type of piece i, None for raw bytes.
+
+    InternalError names kernel `name` and the first stage whose result differs.
+    """
+    from minitriton.ir.context import use
+    from minitriton.ir.interpret import interpret
+    from minitriton.ir.mlir import ir
+
+    expected: list[np.ndarray] | None = None
+    with use():
+        for stage, text in stages.items():
+            memory = HostCopy(pieces)
+            interpret(ir.Module.parse(text), memory, arguments, grid)
+            if expected is None:
+                expected = memory.data
+                continue
+            for i, (now, before) in enumerate(zip(memory.data, expected, strict=True)):
+                if not _agree(now, before, dtypes[i]):
+                    raise InternalError(
+                        stage, f"the pass changed what '{name}' writes to '{pieces[i].name}'"
+                    )
+
+
+def _agree(now: np.ndarray, before: np.ndarray, dtype: np.dtype | None) -> bool:
+    if np.array_equal(now, before):
+        return True
+    if dtype is None or dtype.kind != "f":
+        return False
+    a, b = (x.view(dtype).astype(np.float64) for x in (now, before))
+    if not np.array_equal(np.isfinite(a), np.isfinite(b)):
+        return False
+    finite = np.isfinite(b)
+    scale = np.abs(b[finite]).max(initial=1e-6)
+    return bool((np.abs(a[finite] - b[finite]) <= RELATIVE_TOLERANCE * scale).all())

@@ -1,0 +1,50 @@
+"""The tile pipeline as data, and the one loop that runs it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from minitriton.ir.mlir import ir
+from minitriton.ir.target import Target
+from minitriton.passes import assign_layouts
+from minitriton.passes.tile_pass import Pass, PassOptions
+
+OnStage = Callable[[int, str, ir.Module, float], None]
+
+
+@dataclass(frozen=True)
+class BoundPass:
+    """A pass with the target and options it will run with."""
+
+    step: Pass
+    target: Target
+    options: PassOptions
+
+    @property
+    def name(self) -> str:
+        return self.step.name
+
+    def run(self, module: ir.Module) -> None:
+        self.step.run(module, self.target, self.options)
+
+
+def tile_pipeline(target: Target, options: PassOptions | None = None) -> list[BoundPass]:
+    """The passes from the frontend's module to what code generation takes, in order."""
+    settings = options or PassOptions()
+    steps = [
+        Pass("assign_layouts", assign_layouts.run),
+    ]
+    return [BoundPass(step, target, settings) for step in steps]
+
+
+def run_pipeline(
+    module: ir.Module, passes: Sequence[BoundPass], on_stage: OnStage | None = None
+) -> None:
+    """Runs `passes` on `module` in place; after each calls on_stage(index, name, module, seconds)."""
+    for index, step in enumerate(passes):
+        start = time.perf_counter()
+        step.run(module)
+        if on_stage is not None:
+            on_stage(index, step.name, module, time.perf_counter() - start)
