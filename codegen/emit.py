@@ -7,7 +7,7 @@ thread only are made once, at the entry of the kernel, and dominate every use.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from minitriton.ir.builder import Builder
 from minitriton.ir.mlir import ir
@@ -138,6 +138,21 @@ class Emitter:
         if value.type == type_:
             return value
         return self.builder.op("llvm.bitcast", type_, (value,))
+
+    def branch(
+        self,
+        condition: ir.Value,
+        types: Sequence[ir.Type],
+        then: Callable[[], Sequence[ir.Value]],
+        otherwise: Callable[[], Sequence[ir.Value]] | None = None,
+    ) -> list[ir.Value]:
+        """scf.if: both callables emit their side and return its results."""
+        op = self.create("scf.if", types, (condition,), regions=2)
+        for region, side in zip(op.regions, (then, otherwise), strict=True):
+            if side is not None:
+                with self.builder.at(ir.InsertionPoint(region.blocks.append())):
+                    self.create("scf.yield", (), side())
+        return list(op.results)
 
     # Vectors
 

@@ -28,7 +28,7 @@ SHARED_SYMBOL = "smem"
 SHARED_ALIGNMENT = 16
 FAMILIES = (
     "elementwise", "math", "casts", "memory", "atomics", "program", "control_flow",
-    "shape", "shared", "convert", "reduce", "scan", "dot",
+    "shape", "shared", "convert", "reduce", "scan", "dot", "async_copy",
 )  # fmt: skip
 Rule = Callable[["Lowering", ir.Operation], None]
 Lowered = Tile | ir.Value

@@ -21,7 +21,7 @@ from minitriton.frontend.errors_semantic import (
 from minitriton.frontend.promotion import computation_type, int_range, literal_type
 from minitriton.frontend.values import Tensor, is_number
 from minitriton.ir import dtypes
-from minitriton.ir.dtypes import block_type, dtype
+from minitriton.ir.dtypes import AnyType, block_type, dtype
 
 if TYPE_CHECKING:
     from minitriton.frontend.emitter import Emitter
@@ -52,9 +52,7 @@ def broadcast_to(e: Emitter, value: Tensor, shape: tuple[int, ...]) -> Tensor:
 def expand_dims(e: Emitter, value: Tensor, axis: int) -> Tensor:
     """Inserts a dimension of size 1 before `axis` (0..rank)."""
     shape = (*value.shape[:axis], 1, *value.shape[axis:])
-    return e.op(
-        "mt.expand_dims", block_type(value.dtype, shape), [value], {"axis": e.i32(axis)}
-    )
+    return e.op("mt.expand_dims", block_type(value.dtype, shape), [value], {"axis": e.i32(axis)})
 
 
 def common_shape(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]:
@@ -82,27 +80,33 @@ def operands(
 ) -> tuple[Tensor, Tensor]:
     """Both sides in the type of the computation and in their common shape."""
     a_literal, b_literal = is_number(left), is_number(right)
-    a_type = literal_type(left) if a_literal else getattr(left, "dtype", None)
-    b_type = literal_type(right) if b_literal else getattr(right, "dtype", None)
+    a_type: Any = literal_type(left) if a_literal else getattr(left, "dtype", None)
+    b_type: Any = literal_type(right) if b_literal else getattr(right, "dtype", None)
     known = (a_literal or isinstance(left, Tensor)) and (b_literal or isinstance(right, Tensor))
     if not known or a_type.is_ptr() or b_type.is_ptr():
         hint = _POINTER_HINT if known else ""
         raise OperandTypes(operator, kind_of(left), kind_of(right), hint)
     target = computation_type(a_type, b_type, operator, a_literal, b_literal)
-    a = _literal(e, left, target) if a_literal else cast(e, left, target)
-    b = _literal(e, right, target) if b_literal else cast(e, right, target)
+    a = None if a_literal else cast(e, left, target)
+    b = None if b_literal else cast(e, right, target)
+    if a is None:
+        a = _literal(e, left, b.type if b is not None and broadcasting else target)
+    if b is None:
+        b = _literal(e, right, a.type if broadcasting else target)
     if broadcasting and a.shape != b.shape:
         a, b = broadcast(e, a, b)
     return a, b
 
 
-def _literal(e: Emitter, value: Any, target: dtype) -> Tensor:
-    if target.is_int():
-        low, high = int_range(target)
-        if value < 0 and target.is_int_unsigned():
-            raise NegativeUnsigned(value, str(target))
+def _literal(e: Emitter, value: Any, target: AnyType) -> Tensor:
+    """A constant of a scalar or tile type; out-of-range literals are refused."""
+    element = target.scalar
+    if isinstance(element, dtype) and element.is_int():
+        low, high = int_range(element)
+        if value < 0 and element.is_int_unsigned():
+            raise NegativeUnsigned(value, str(element))
         if not low <= value <= high:
-            raise LiteralRange(value, str(target))
+            raise LiteralRange(value, str(element))
     return e.constant(target, value)
 
 
@@ -117,7 +121,10 @@ def _arith(e: Emitter, a: Tensor, b: Tensor, floats: str, signed: str, unsigned:
 
 
 def _add_pointer(e: Emitter, pointer: Tensor, offset: Any, operator: str) -> Tensor:
-    index = to_tensor(e, offset)
+    if isinstance(offset, int):
+        index = e.constant(like(pointer.type, literal_type(offset)), offset)
+    else:
+        index = to_tensor(e, offset)
     if not index.dtype.is_int():
         raise OperandTypes(operator, kind_of(pointer), kind_of(offset), _POINTER_HINT)
     if operator == "-":
@@ -273,4 +280,3 @@ RULES = {
     "<<": shl,
     ">>": shr,
 }
-

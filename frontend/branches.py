@@ -22,6 +22,7 @@ from minitriton.frontend.errors import (
     ReturnInLoop,
     ReturnsDiffer,
     StaticJump,
+    TernaryTypes,
 )
 from minitriton.frontend.frame import Flow, Frame, Jumped, Returned, Unusable
 from minitriton.frontend.liveness import assigned, contains
@@ -95,13 +96,7 @@ def dynamic_ternary(frame: Frame, node: ast.IfExp, condition: Tensor) -> Any:
     try:
         form = merging.join(*values)
     except merging.Mismatch:
-        raise BranchTypes(
-            "conditional expression",
-            merging.describe(values[0]),
-            merging.describe(values[1]),
-            frame.span(node.body),
-            frame.span(node.orelse),
-        ) from None
+        raise TernaryTypes(*map(merging.describe, values)) from None
     return finish_if(frame, holder, condition, blocks, values, form)
 
 
@@ -128,9 +123,7 @@ def if_flow(frame: Frame, node: ast.If, rest: Sequence[ast.stmt]) -> tuple[Flow,
     return None, False
 
 
-def _returning(
-    frame: Frame, node: ast.If, condition: Tensor, rest: Sequence[ast.stmt]
-) -> Returned:
+def _returning(frame: Frame, node: ast.If, condition: Tensor, rest: Sequence[ast.stmt]) -> Returned:
     """Both sides run to the end of the function; the op yields what they return."""
     if frame.loop is not None:
         raise ReturnInLoop()
@@ -167,9 +160,7 @@ def _merging(
                 frame.names[BROKEN] = True
             ends.append((frame.names, frame.spans))
 
-    holder, blocks, _ = emit_if(
-        frame, node, condition, [lambda: side(body), lambda: side(orelse)]
-    )
+    holder, blocks, _ = emit_if(frame, node, condition, [lambda: side(body), lambda: side(orelse)])
     names = sorted(changed)
     joined: list[tuple[str, Any]] = []
     for name in names:
@@ -179,9 +170,7 @@ def _merging(
         elif form is not _ABSENT:
             joined.append((name, form))
     values = [tuple(end[0][name] for name, _ in joined) for end in ends]
-    results = finish_if(
-        frame, holder, condition, blocks, values, tuple(form for _, form in joined)
-    )
+    results = finish_if(frame, holder, condition, blocks, values, tuple(form for _, form in joined))
     for (name, _), value in zip(joined, results, strict=True):
         frame.bind(name, value, node)
         spans = [end[1].get(name) for end in ends]

@@ -55,7 +55,9 @@ def build_module(source: SourceFunction, spec: Specialization, target: Target) -
     )
     arguments = iter(Tensor(a, t) for a, t in zip(block.arguments, types_, strict=True))
     for parameter in spec.params:
-        frame.bind(parameter.name, _value_of(parameter, arguments), _parameter_node(source, parameter))
+        frame.bind(
+            parameter.name, _value_of(parameter, arguments), _parameter_node(source, parameter)
+        )
     with active.activate(emitter), builder.at(ir.InsertionPoint(block)):
         _body(frame)
         frame.mark(source.node)
@@ -132,7 +134,7 @@ def _value_of(parameter: ParamSpec, arguments: Iterator[Tensor]) -> Any:
             if not parameter.dtype:
                 return tuple(items)
             fields = [part.name.rsplit(".", 1)[-1] for part in parameter.value]
-            return collections.namedtuple(parameter.dtype.rsplit(".", 1)[-1], fields)(*items)  # noqa: PYI024
+            return collections.namedtuple(parameter.dtype.rsplit(".", 1)[-1], fields)(*items)
     return next(arguments)
 
 
@@ -155,5 +157,3 @@ def _place(session: Session) -> tuple[str, int, str]:
     frame = session.frames[-1]
     span = frame.span(frame.node)
     return span.file, span.line, frame.source.name
-
-

@@ -6,10 +6,12 @@ import ast
 import functools
 import inspect
 import types
+from collections.abc import Callable
 from typing import Any
 
 from minitriton.frontend.casting import cast, to_tensor
 from minitriton.frontend.errors import (
+    ConstexprFailed,
     Mistake,
     NotCallable,
     NotDeviceFunction,
@@ -84,17 +86,16 @@ def _call_python(fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         try:
             return unwrap(fn(*args, **kwargs))
         except Exception as error:  # the user's own function may raise anything
-            return fold(f"'{name}'", _raise, f"{type(error).__name__}: {error}")
+            raise ConstexprFailed(f"'{name}'", f"{type(error).__name__}: {error}") from None
+    if getattr(fn, "__mt_constexpr__", False):
+        _require_constants(name, args, kwargs)
+        return fold(f"'{name}'", functools.partial(fn, **kwargs), *args)
     if constant_method or fn in (dtypes.pointer_type, dtypes.block_type):
         _require_constants(name, args, kwargs)
         return fold(f"'{name}'", functools.partial(fn, **kwargs), *args)
     if isinstance(fn, types.FunctionType | types.BuiltinFunctionType | type):
         raise NotDeviceFunction(name)
     raise NotCallable(kind_of(fn))
-
-
-def _raise(text: str) -> None:
-    raise ValueError(text)
 
 
 def _require_constants(name: str, args: list[Any], kwargs: dict[str, Any]) -> None:
@@ -117,9 +118,7 @@ def _check_binding(
         return signature.bind(*args, **kwargs)
     except TypeError as error:
         plain = signature.replace(
-            parameters=[
-                p.replace(annotation=p.empty) for p in signature.parameters.values()
-            ],
+            parameters=[p.replace(annotation=p.empty) for p in signature.parameters.values()],
             return_annotation=inspect.Signature.empty,
         )
         raise WrongArguments(name, str(error), str(plain)) from None
@@ -168,5 +167,4 @@ def _argument_node(fn: Any, node: ast.Call, argument: str | None) -> ast.AST:
     return node.args[position] if position < len(node.args) else node
 
 
-RULES = {ast.Call: call}
-
+RULES: dict[type, Callable[[Frame, Any], Any]] = {ast.Call: call}

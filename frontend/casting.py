@@ -109,9 +109,7 @@ def compare_to_zero(e: Emitter, value: Tensor) -> Tensor:
         name, predicate = "arith.cmpf", 13  # une
     else:
         name, predicate = "arith.cmpi", 1  # ne
-    return e.op(
-        name, like(value.type, dtypes.int1), [value, zero], {"predicate": e.i64(predicate)}
-    )
+    return e.op(name, like(value.type, dtypes.int1), [value, zero], {"predicate": e.i64(predicate)})
 
 
 def _cast_pointer(e: Emitter, value: Tensor, target: Scalar) -> Tensor:

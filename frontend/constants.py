@@ -1,4 +1,4 @@
-"""Checks of arguments that must be known at compile time: integers, shapes, axes, options, dtypes."""
+"""Checks of arguments that must be known while compiling: integers, shapes, axes, options."""
 
 from __future__ import annotations
 

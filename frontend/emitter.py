@@ -1,4 +1,4 @@
-"""Writes the tile IR of one kernel: language types and values in, `mt`/`arith`/`scf` operations out.
+"""Writes the tile IR of one kernel: language values in, `mt`, `arith` and `scf` operations out.
 
 The only file of the frontend (with `build`) that touches MLIR, so that the language imports
 without it. Operations are built generically: one call, about a microsecond.
@@ -67,9 +67,7 @@ class Emitter:
     ) -> tuple[ir.Operation, list[Tensor]]:
         """A new operation with any number of results and (empty) regions."""
         handles = [operand.handle for operand in operands]
-        op = self.builder.create(
-            name, [self.type(t) for t in types], handles, attributes, regions
-        )
+        op = self.builder.create(name, [self.type(t) for t in types], handles, attributes, regions)
         return op, [Tensor(r, t) for r, t in zip(op.results, types, strict=True)]
 
     def constant(self, type_: dtypes.AnyType, value: int | float | bool) -> Tensor:

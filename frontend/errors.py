@@ -1,4 +1,4 @@
-"""What a kernel's author can get wrong: one dataclass per mistake, its text as class-level templates.
+"""What a kernel's author can get wrong: one class per mistake, its text as class-level templates.
 
 Code that finds a mistake raises it with its facts; the nearest enclosing expression or statement
 adds the place (`Frame.located`) and turns it into a `CompileError`. The mistakes of the language's
@@ -7,10 +7,9 @@ functions are in `errors_semantic.py`.
 
 from __future__ import annotations
 
-import difflib
+import inspect
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self, dataclass_transform
 
 from minitriton.ir.diagnostics import Diagnostic, Note, Span
 
@@ -25,14 +24,35 @@ class _Fields:
         return getattr(self._mistake, name)
 
 
+@dataclass_transform(eq_default=False)
 class Mistake(Exception):
-    """Base of all: `title`, `label` (beside the carets) and `help` are `str.format` templates."""
+    """Base of all: `title`, `label` (beside the carets) and `help` are `str.format` templates.
+
+    The annotated names of a subclass are its fields, as in a dataclass; the constructor is shared,
+    because generating sixty of them would cost every user program 25 ms at import.
+    """
 
     title: ClassVar[str] = ""
     label: ClassVar[str] = ""
     help: ClassVar[str] = ""
-    argument: str | None = None  # parameter of the called function that is to blame
-    span: Span | None = None  # a better place than the expression being evaluated
+    _fields: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls) -> None:
+        cls._fields = tuple(inspect.get_annotations(cls))
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args)
+        self.argument: str | None = None  # parameter of the called function that is to blame
+        self.span: Span | None = None  # a better place than the expression being evaluated
+        self.__dict__.update(zip(self._fields, args, strict=False), **kwargs)
+        missing = [f for f in self._fields if f not in self.__dict__ and not hasattr(type(self), f)]
+        if missing or len(args) > len(self._fields):
+            raise TypeError(f"{type(self).__name__}: missing {missing}, got {args}")
+
+    def about(self, argument: str) -> Self:
+        """The same, blamed on the value passed for parameter `argument`."""
+        self.argument = argument
+        return self
 
     def text(self, template: str) -> str:
         """`template` with this mistake's facts."""
@@ -56,14 +76,16 @@ class Mistake(Exception):
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """` did you mean 'x'?` for the nearest known name, else the empty string."""
+    import difflib
+
     close = difflib.get_close_matches(name, list(known), n=1)
     return f"did you mean '{close[0]}'?" if close else ""
 
 
 def kind_of(value: Any) -> str:
     """How a value is called in messages: its tile type, or its Python type and value."""
-    type_ = getattr(value, "type", None)
     if hasattr(value, "handle"):
+        type_ = value.type
         return f"tile {type_}" if type_.is_block() else f"scalar {type_}"
     if value is None or isinstance(value, bool | int | float | str):
         return f"constexpr {value!r}"
@@ -76,7 +98,6 @@ def kind_of(value: Any) -> str:
 # Syntax that kernels do not have.
 
 
-@dataclass(eq=False)
 class UnsupportedSyntax(Mistake):
     what: str
     remedy: str = ""
@@ -84,26 +105,22 @@ class UnsupportedSyntax(Mistake):
     help = "{remedy}"
 
 
-@dataclass(eq=False)
 class ItemAssignment(Mistake):
     target: str
     title = "cannot assign to {target}: tiles are values, not memory"
     help = "use tl.where(index == i, value, tile), or tl.store through a pointer"
 
 
-@dataclass(eq=False)
 class StarTarget(Mistake):
     title = "starred assignment is not supported"
     help = "unpack into a fixed number of names"
 
 
-@dataclass(eq=False)
 class ReturnInLoop(Mistake):
     title = "'return' inside a loop is not supported"
     help = "set a flag and 'break', then return after the loop"
 
 
-@dataclass(eq=False)
 class ReturnsDiffer(Mistake):
     first: str
     second: str
@@ -111,7 +128,6 @@ class ReturnsDiffer(Mistake):
     help = "return values of one type on every path (cast with .to(...))"
 
 
-@dataclass(eq=False)
 class KernelReturns(Mistake):
     value: str
     title = "a kernel cannot return a value (here {value})"
@@ -119,7 +135,6 @@ class KernelReturns(Mistake):
     help = "store the value through a pointer argument"
 
 
-@dataclass(eq=False)
 class NoSource(Mistake):
     name: str
     reason: str
@@ -127,7 +142,6 @@ class NoSource(Mistake):
     help = "define the kernel in a file, a notebook cell, or exec text registered in linecache"
 
 
-@dataclass(eq=False)
 class BadParameters(Mistake):
     what: str
     title = "{what} in the signature of a kernel is not supported"
@@ -137,7 +151,6 @@ class BadParameters(Mistake):
 # Names.
 
 
-@dataclass(eq=False)
 class UndefinedName(Mistake):
     name: str
     known: tuple[str, ...] = ()
@@ -150,7 +163,13 @@ class UndefinedName(Mistake):
         return did_you_mean(self.name, self.known)
 
 
-@dataclass(eq=False)
+class ReadBeforeAssignment(Mistake):
+    name: str
+    title = "name '{name}' is read before it is assigned"
+    label = "assigned only further down, or in code that was not compiled"
+    help = "assign '{name}' first"
+
+
 class UnsupportedBuiltin(Mistake):
     name: str
     title = "Python's '{name}' cannot be used in a kernel"
@@ -158,7 +177,6 @@ class UnsupportedBuiltin(Mistake):
     available: str = ""
 
 
-@dataclass(eq=False)
 class MaybeUndefined(Mistake):
     name: str
     where: str
@@ -170,7 +188,6 @@ class MaybeUndefined(Mistake):
         return (Note(f"'{self.name}' is assigned here", self.defined),) if self.defined else ()
 
 
-@dataclass(eq=False)
 class BranchTypes(Mistake):
     name: str
     first: str
@@ -188,7 +205,13 @@ class BranchTypes(Mistake):
         )
 
 
-@dataclass(eq=False)
+class TernaryTypes(Mistake):
+    first: str
+    second: str
+    title = "the sides of this conditional expression differ in type: {first} and {second}"
+    help = "cast them to one type with .to(...), or select elementwise with tl.where"
+
+
 class LoopTypeChange(Mistake):
     name: str
     before: str
@@ -203,7 +226,6 @@ class LoopTypeChange(Mistake):
         return (Note(text, self.before_span),) if self.before_span else ()
 
 
-@dataclass(eq=False)
 class NonConstexprGlobal(Mistake):
     name: str
     value: str
@@ -212,7 +234,6 @@ class NonConstexprGlobal(Mistake):
     help = "write {name} = tl.constexpr(...) at module level, or pass it as a parameter"
 
 
-@dataclass(eq=False)
 class UnknownAttribute(Mistake):
     owner: str
     name: str
@@ -228,21 +249,20 @@ class UnknownAttribute(Mistake):
 # Calls.
 
 
-@dataclass(eq=False)
 class NotDeviceFunction(Mistake):
     name: str
     title = "'{name}' is a plain Python function, which cannot run on the device"
-    help = "decorate it with @minitriton.jit, or with @minitriton.constexpr_function if all its " \
+    help = (
+        "decorate it with @minitriton.jit, or with @minitriton.constexpr_function if all its "
         "arguments are known at compile time"
+    )
 
 
-@dataclass(eq=False)
 class NotCallable(Mistake):
     value: str
     title = "cannot call {value}"
 
 
-@dataclass(eq=False)
 class WrongArguments(Mistake):
     name: str
     reason: str
@@ -251,7 +271,6 @@ class WrongArguments(Mistake):
     help = "its signature is {name}{signature}"
 
 
-@dataclass(eq=False)
 class TooDeep(Mistake):
     name: str
     depth: int
@@ -259,14 +278,12 @@ class TooDeep(Mistake):
     help = "end it with an 'if' on a constexpr parameter"
 
 
-@dataclass(eq=False)
 class ConstexprFailed(Mistake):
     what: str
     reason: str
     title = "{what} failed at compile time: {reason}"
 
 
-@dataclass(eq=False)
 class RuntimeArgument(Mistake):
     name: str
     value: str
@@ -274,7 +291,6 @@ class RuntimeArgument(Mistake):
     help = "pass constexpr values only"
 
 
-@dataclass(eq=False)
 class NotConstexpr(Mistake):
     what: str
     value: str
@@ -284,7 +300,6 @@ class NotConstexpr(Mistake):
     help = "use a literal, or a parameter annotated with tl.constexpr"
 
 
-@dataclass(eq=False)
 class StaticAssertFailed(Mistake):
     message: str
     title = "static assertion failed{message}"
@@ -293,7 +308,6 @@ class StaticAssertFailed(Mistake):
 # Control flow.
 
 
-@dataclass(eq=False)
 class BlockCondition(Mistake):
     where: str
     type: str
@@ -301,46 +315,39 @@ class BlockCondition(Mistake):
     help = "reduce it first (tl.max, tl.sum), or select elementwise with tl.where"
 
 
-@dataclass(eq=False)
 class BadCondition(Mistake):
     where: str
     value: str
     title = "{value} cannot be the condition of {where}"
 
 
-@dataclass(eq=False)
 class NotIterable(Mistake):
     value: str
     title = "cannot loop over {value}"
     help = "loop over range(...), tl.range(...), tl.static_range(...) or a tuple"
 
 
-@dataclass(eq=False)
 class RangeBounds(Mistake):
     what: str
     value: str
     title = "{what} of a range must be an integer scalar, not {value}"
 
 
-@dataclass(eq=False)
 class ZeroStep(Mistake):
     title = "a range needs a step other than zero"
 
 
-@dataclass(eq=False)
 class EndlessLoop(Mistake):
     title = "this loop never ends: its condition is always true"
     help = "let the condition depend on a value that changes in the loop, or use 'break'"
 
 
-@dataclass(eq=False)
 class Unpacking(Mistake):
     expected: int
     value: str
     title = "cannot unpack {value} into {expected} names"
 
 
-@dataclass(eq=False)
 class StaticJump(Mistake):
     word: str
     title = "'{word}' in a loop that is unrolled at compile time needs a compile-time condition"

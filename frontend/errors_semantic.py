@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from minitriton.frontend.errors import Mistake, did_you_mean
 
 
-@dataclass(eq=False)
 class OutsideKernel(Mistake):
     title = "functions of minitriton.language only work inside a kernel"
     help = "call them from a function decorated with @minitriton.jit"
 
 
-@dataclass(eq=False)
 class OperandTypes(Mistake):
     operator: str
     left: str
@@ -23,7 +19,6 @@ class OperandTypes(Mistake):
     help = "{remedy}"
 
 
-@dataclass(eq=False)
 class UnaryType(Mistake):
     operator: str
     value: str
@@ -32,7 +27,6 @@ class UnaryType(Mistake):
     help = "{remedy}"
 
 
-@dataclass(eq=False)
 class MixedSigns(Mistake):
     operator: str
     left: str
@@ -41,7 +35,6 @@ class MixedSigns(Mistake):
     help = "cast one side with .to(...) so that both are signed or both unsigned"
 
 
-@dataclass(eq=False)
 class LiteralRange(Mistake):
     value: object
     type: str
@@ -49,7 +42,6 @@ class LiteralRange(Mistake):
     help = "cast the other operand to a wider type first"
 
 
-@dataclass(eq=False)
 class NegativeUnsigned(Mistake):
     value: object
     type: str
@@ -57,7 +49,6 @@ class NegativeUnsigned(Mistake):
     help = "cast one of them explicitly"
 
 
-@dataclass(eq=False)
 class ShapeMismatch(Mistake):
     left: str
     right: str
@@ -66,14 +57,12 @@ class ShapeMismatch(Mistake):
     help = "dimensions must be equal or 1; add one with x[:, None] or x[None, :]"
 
 
-@dataclass(eq=False)
 class CannotBroadcast(Mistake):
     source: str
     target: str
     title = "cannot broadcast shape {source} to {target}"
 
 
-@dataclass(eq=False)
 class NotPowerOfTwo(Mistake):
     what: str
     value: int
@@ -85,7 +74,6 @@ class NotPowerOfTwo(Mistake):
         return 1 << max(self.value - 1, 0).bit_length() if self.value > 0 else 1
 
 
-@dataclass(eq=False)
 class TooManyElements(Mistake):
     shape: str
     count: int
@@ -94,7 +82,6 @@ class TooManyElements(Mistake):
     help = "use a smaller block and a loop or a larger grid"
 
 
-@dataclass(eq=False)
 class EmptyRange(Mistake):
     start: int
     end: int
@@ -102,7 +89,6 @@ class EmptyRange(Mistake):
     help = "the end must be greater than the start"
 
 
-@dataclass(eq=False)
 class RankMismatch(Mistake):
     what: str
     expected: str
@@ -110,14 +96,12 @@ class RankMismatch(Mistake):
     title = "{what} needs {expected}, not {value}"
 
 
-@dataclass(eq=False)
 class ElementCount(Mistake):
     source: str
     target: str
     title = "cannot reshape {source} to {target}: the numbers of elements differ"
 
 
-@dataclass(eq=False)
 class AxisRange(Mistake):
     axis: object
     rank: int
@@ -133,14 +117,12 @@ class AxisRange(Mistake):
         return self.rank - 1
 
 
-@dataclass(eq=False)
 class BadPermutation(Mistake):
     dims: str
     rank: int
     title = "{dims} is not a permutation of the {rank} dimensions"
 
 
-@dataclass(eq=False)
 class TileIndex(Mistake):
     what: str
     title = "a tile cannot be indexed with {what}"
@@ -148,21 +130,18 @@ class TileIndex(Mistake):
     help = "select elements with tl.where and a reduction, or compute the pointers you need"
 
 
-@dataclass(eq=False)
 class ScalarIndex(Mistake):
     value: str
     title = "{value} cannot be indexed"
     help = "load an element with tl.load(pointer + offset)"
 
 
-@dataclass(eq=False)
 class TooManyIndices(Mistake):
     count: int
     rank: int
     title = "{count} indices for a tile of rank {rank}"
 
 
-@dataclass(eq=False)
 class WrongDtype(Mistake):
     function: str
     dtype: str
@@ -172,7 +151,6 @@ class WrongDtype(Mistake):
     help = "{remedy}"
 
 
-@dataclass(eq=False)
 class BadOption(Mistake):
     option: str
     value: object
@@ -190,27 +168,23 @@ class BadOption(Mistake):
         return ", ".join(repr(a) for a in self.allowed)
 
 
-@dataclass(eq=False)
 class NotPointer(Mistake):
     function: str
     value: str
     title = "{function} needs a pointer or a tile of pointers, not {value}"
 
 
-@dataclass(eq=False)
 class OtherWithoutMask(Mistake):
     title = "'other' without 'mask' has no meaning"
     help = "pass mask=..., or drop other"
 
 
-@dataclass(eq=False)
 class MaskType(Mistake):
     value: str
     title = "a mask must be boolean (int1), not {value}"
     help = "write a comparison, e.g. mask=offsets < n"
 
 
-@dataclass(eq=False)
 class ScalarPointerBlock(Mistake):
     what: str
     value: str
@@ -218,20 +192,17 @@ class ScalarPointerBlock(Mistake):
     help = "make a tile of pointers, e.g. pointer + tl.arange(0, BLOCK)"
 
 
-@dataclass(eq=False)
 class ConstPointer(Mistake):
     function: str
     type: str
     title = "{function} through {type}: the argument was declared const"
 
 
-@dataclass(eq=False)
 class BlockPointers(Mistake):
     title = "boundary_check and padding_option belong to block pointers, which are not supported"
     help = "use a mask"
 
 
-@dataclass(eq=False)
 class CastRefused(Mistake):
     source: str
     target: str
@@ -239,7 +210,6 @@ class CastRefused(Mistake):
     title = "cannot cast {source} to {target}: {reason}"
 
 
-@dataclass(eq=False)
 class DotShapes(Mistake):
     a: str
     b: str
@@ -247,7 +217,6 @@ class DotShapes(Mistake):
     title = "tl.dot of {a} and {b}: {reason}"
 
 
-@dataclass(eq=False)
 class DotTypes(Mistake):
     a: str
     b: str
@@ -257,7 +226,6 @@ class DotTypes(Mistake):
     help = "{remedy}"
 
 
-@dataclass(eq=False)
 class DotMinimumK(Mistake):
     k: int
     minimum: int
@@ -266,7 +234,6 @@ class DotMinimumK(Mistake):
     help = "use a larger BLOCK_K; pad with masked loads (other=0) if the data is smaller"
 
 
-@dataclass(eq=False)
 class DotAccumulator(Mistake):
     acc: str
     expected: str
@@ -274,7 +241,6 @@ class DotAccumulator(Mistake):
     help = "create it with tl.zeros(shape, dtype) or pass out_dtype"
 
 
-@dataclass(eq=False)
 class CombineResult(Mistake):
     function: str
     expected: str
@@ -283,7 +249,12 @@ class CombineResult(Mistake):
     help = "cast the result to the type of the arguments"
 
 
-@dataclass(eq=False)
+class GridAxis(Mistake):
+    axis: int
+    title = "a grid has no axis {axis}"
+    help = "axes are 0, 1 and 2"
+
+
 class HintLength(Mistake):
     function: str
     count: int
@@ -292,7 +263,6 @@ class HintLength(Mistake):
     help = "give one value for each dimension"
 
 
-@dataclass(eq=False)
 class TypesDiffer(Mistake):
     function: str
     left: str
@@ -300,7 +270,6 @@ class TypesDiffer(Mistake):
     title = "{function} needs two tiles of one type, not {left} and {right}"
 
 
-@dataclass(eq=False)
 class TargetLacks(Mistake):
     what: str
     arch: str

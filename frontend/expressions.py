@@ -21,7 +21,7 @@ from minitriton.frontend.errors_semantic import OperandTypes, UnaryType
 from minitriton.frontend.frame import Frame
 from minitriton.frontend.methods import attribute_of
 from minitriton.frontend.ranges import static_items
-from minitriton.frontend.values import Tensor, is_number, tensors_in, unwrap
+from minitriton.frontend.values import Tensor, holds_tensor, is_number, unwrap
 
 _BINARY: dict[type, tuple[str, Callable[[Any, Any], Any]]] = {
     ast.Add: ("+", operator.add),
@@ -122,7 +122,7 @@ def _compare_pair(frame: Frame, op: ast.cmpop, left: Any, right: Any) -> Any:
         same = left is right or (is_number(left) and is_number(right) and left == right)
         return same == isinstance(op, ast.Is)
     if isinstance(op, ast.In | ast.NotIn):
-        if any(tensors_in((left, right))):
+        if holds_tensor((left, right)):
             raise OperandTypes("in", kind_of(left), kind_of(right), "compare with == instead")
         return fold("'in'", lambda a, b: (a in b) == isinstance(op, ast.In), left, right)
     symbol, fn = _COMPARE[type(op)]
@@ -203,7 +203,7 @@ def _subscript(frame: Frame, node: ast.Subscript) -> Any:
     frame.mark(node)
     if isinstance(value, Tensor):
         return indexing.index_tile(frame.e, value, index)
-    if any(tensors_in(index)):
+    if holds_tensor(index):
         raise NotConstexpr("the index of a tuple", kind_of(index))
     return fold("indexing", operator.getitem, value, index)
 
@@ -244,7 +244,7 @@ def _joined_str(frame: Frame, node: ast.JoinedStr) -> str:
 
 def _formatted(frame: Frame, node: ast.FormattedValue) -> str:
     value = frame.eval(node.value)
-    if any(tensors_in(value)):
+    if holds_tensor(value):
         raise NotConstexpr("a value in an f-string", kind_of(value))
     convert: dict[int, Callable[[Any], str]] = {114: repr, 115: str, 97: ascii}
     if node.conversion in convert:
@@ -253,7 +253,7 @@ def _formatted(frame: Frame, node: ast.FormattedValue) -> str:
     return fold("formatting", format, value, spec)
 
 
-RULES = {
+RULES: dict[type, Callable[[Frame, Any], Any]] = {
     ast.Constant: _constant,
     ast.Name: _name,
     ast.BinOp: _bin_op,
@@ -270,4 +270,3 @@ RULES = {
     ast.JoinedStr: _joined_str,
     ast.FormattedValue: _formatted,
 }
-

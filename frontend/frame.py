@@ -10,23 +10,24 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from minitriton.frontend.emitter import Emitter
-from minitriton.frontend.errors import Mistake, UndefinedName
+from minitriton.frontend.errors import Mistake, ReadBeforeAssignment
 from minitriton.frontend.liveness import Liveness, analyse
 from minitriton.frontend.source import SourceFunction
-from minitriton.ir.diagnostics import CallStack, CompileError, Span
+from minitriton.ir.diagnostics import CallStack, CompileError, Note, Span
 from minitriton.ir.mlir import ir
 
 ExpressionRule = Callable[["Frame", Any], Any]
+SHOWN_CALLS = 6  # call sites listed in a message
 StatementRule = Callable[["Frame", Any], None]
 
 
 @dataclass(frozen=True)
 class Unusable:
-    """Stands for a name whose value differs between paths; the mistake is raised where it is read."""
+    """A name whose value differs between paths; the mistake is raised where it is read."""
 
     mistake: Mistake
 
@@ -124,7 +125,14 @@ class Frame:
     def located(self, mistake: Mistake, node: ast.AST) -> CompileError:
         """The user's error for `mistake` at `node`."""
         calls = self.session.calls.innermost_first()
-        return CompileError(mistake.diagnostic(self.span(node), calls))
+        left_out = max(len(calls) - SHOWN_CALLS, 0)
+        if left_out:
+            calls = calls[: SHOWN_CALLS - 1] + calls[-1:]
+        found = mistake.diagnostic(self.span(node), calls)
+        if left_out:
+            note = Note(f"{left_out} more calls between the last two are not shown")
+            found = replace(found, notes=(note, *found.notes))
+        return CompileError(found)
 
     def read(self, name: str) -> Any:
         """Value of a name; a mistake if it has none on some path."""
@@ -134,7 +142,7 @@ class Frame:
                 raise value.mistake
             return value
         if name in self.source.local_names:
-            raise UndefinedName(name, tuple(self.names))
+            raise ReadBeforeAssignment(name)
         return self.session.resolve(self, name)
 
     def bind(self, name: str, value: Any, node: ast.AST) -> None:

@@ -64,9 +64,9 @@ def _atomic(
     name: str, pick: Callable[[dtypes.dtype], str], description: str
 ) -> Callable[..., Tensor]:
     @builtin
-    def function(pointer: Any, val: Any, mask: Any = None, sem: Any = None, scope: Any = None) -> (
-        Tensor
-    ):
+    def function(
+        pointer: Any, val: Any, mask: Any = None, sem: Any = None, scope: Any = None
+    ) -> Tensor:
         target = _pointer(f"tl.atomic_{name}", pointer, _ALLOWED[name])
         value = _converted(target, unwrap(val), "val")
         checked = None if mask is None else mask_operand(target, mask)
@@ -134,5 +134,3 @@ def atomic_cas(pointer: Any, cmp: Any, val: Any, sem: Any = None, scope: Any = N
     value = _converted(target, unwrap(val), "val")
     operands = [target, compare, value]
     return e.op("mt.atomic_cas", value.type, operands, _order(sem, scope))
-
-

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from minitriton.frontend import casting, constants
 from minitriton.frontend.active import builtin, emitter
 from minitriton.frontend.arithmetic import broadcast_to
-from minitriton.frontend.errors_semantic import EmptyRange, RankMismatch
 from minitriton.frontend.errors import kind_of
+from minitriton.frontend.errors_semantic import EmptyRange, RankMismatch, WrongDtype
 from minitriton.frontend.values import Tensor, is_number, unwrap
 from minitriton.ir import dtypes
 from minitriton.ir.dtypes import block_type
@@ -34,6 +35,8 @@ def full(shape: Any, value: Any, dtype: Any) -> Tensor:
     e = emitter()
     dims = constants.shape(shape)
     element = constants.element_type(dtype)
+    if element.is_ptr() or element.is_void():
+        raise WrongDtype("tl.full", str(element), "numbers", "cast integers: x.to(pointer_type)")
     plain = unwrap(value)
     if is_number(plain):
         if element.is_bool():
@@ -41,7 +44,7 @@ def full(shape: Any, value: Any, dtype: Any) -> Tensor:
         type_ = block_type(element, dims) if dims else element
         return e.constant(type_, int(plain) if element.is_int() else float(plain))
     tensor = casting.to_tensor(e, plain, "the value of tl.full")
-    if tensor.is_tile and tensor.type.numel != 1:
+    if math.prod(tensor.shape) != 1:
         raise RankMismatch("tl.full", "a scalar value", kind_of(tensor))
     return broadcast_to(e, casting.cast(e, tensor, element), dims)
 
@@ -55,14 +58,14 @@ def zeros(shape: Any, dtype: Any) -> Tensor:
 @builtin
 def zeros_like(input: Any) -> Tensor:
     """Zeros of the shape and type of `input`."""
-    tensor = casting.to_tensor(emitter(), input)
-    return emitter().constant(tensor.type, 0)
+    return full_like(input, 0)
 
 
 @builtin
 def full_like(input: Any, value: Any) -> Tensor:
     """`value` in the shape and type of `input`."""
-    return full(input.shape, value, input.dtype)
+    like = casting.to_tensor(emitter(), unwrap(input))
+    return full(like.shape, value, like.dtype)
 
 
 @builtin
@@ -72,9 +75,7 @@ def to_tensor(x: Any) -> Tensor:
 
 
 @builtin
-def cast(
-    input: Any, dtype: Any, fp_downcast_rounding: Any = None, bitcast: Any = False
-) -> Tensor:
+def cast(input: Any, dtype: Any, fp_downcast_rounding: Any = None, bitcast: Any = False) -> Tensor:
     """`input` converted to `dtype`, or its bits reinterpreted."""
     e = emitter()
     target = constants.element_type(dtype)
@@ -89,8 +90,6 @@ def cast(
 
 
 @builtin
-def to(
-    input: Any, dtype: Any, fp_downcast_rounding: Any = None, bitcast: Any = False
-) -> Tensor:
+def to(input: Any, dtype: Any, fp_downcast_rounding: Any = None, bitcast: Any = False) -> Tensor:
     """Method form of `cast`."""
     return cast(input, dtype, fp_downcast_rounding, bitcast)

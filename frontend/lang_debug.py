@@ -9,7 +9,7 @@ from minitriton.frontend.active import builtin, emitter
 from minitriton.frontend.arithmetic import broadcast_to, to_bool
 from minitriton.frontend.casting import to_tensor
 from minitriton.frontend.errors import NotConstexpr, StaticAssertFailed, kind_of
-from minitriton.frontend.values import Tensor, tensors_in, unwrap
+from minitriton.frontend.values import Tensor, holds_tensor, tensors_in, unwrap
 
 
 @builtin
@@ -18,7 +18,15 @@ def static_assert(cond: Any, msg: Any = "") -> None:
     if isinstance(cond, Tensor):
         raise NotConstexpr("the condition of tl.static_assert", kind_of(cond))
     if not cond:
-        raise StaticAssertFailed(f": {unwrap(msg)}" if unwrap(msg) else "")
+        text = _text(msg)
+        raise StaticAssertFailed(f": {text}" if text else "")
+
+
+def _text(message: Any) -> str:
+    """A message known at compile time."""
+    if holds_tensor(message):
+        raise NotConstexpr("the message", kind_of(message))
+    return str(unwrap(message))
 
 
 @builtin
@@ -43,7 +51,7 @@ def device_print(prefix: Any, *args: Any, hex: Any = False) -> None:
 @builtin
 def print_(*values: Any, sep: Any = " ", end: Any = "\n", hex: Any = False) -> None:
     """Python's print: compile-time values become part of the prefix."""
-    texts = [str(v) for v in values if not any(tensors_in(v))]
+    texts = [str(v) for v in values if not holds_tensor(v)]
     _print(" ".join(texts), tuple(tensors_in(values)), constants.flag(hex, "hex"))
 
 
@@ -71,7 +79,7 @@ def device_assert(cond: Any, msg: Any = "", mask: Any = None) -> None:
         operands.append(broadcast_to(e, to_bool(e, mask), condition.shape))
     file, line, function = e.place()
     attributes = {
-        "message": e.string(str(unwrap(msg))),
+        "message": e.string(_text(msg)),
         "file": e.string(file),
         "line": e.i32(line),
         "function": e.string(function),

@@ -63,11 +63,9 @@ def dot(
 def _checked_types(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     for side, name in ((a, "input"), (b, "other")):
         if side.dtype not in _OPERANDS:
-            mistake = WrongDtype(
+            raise WrongDtype(
                 "tl.dot", str(side.type), ", ".join(map(str, _OPERANDS)), "cast it with .to(...)"
-            )
-            mistake.argument = name
-            raise mistake
+            ).about(name)
         if side.dtype.is_fp8() and not emitter().target.has("fp8_cvt"):
             raise TargetLacks(f"tl.dot of {side.dtype}", emitter().target.arch, "sm_89 or newer")
     if a.dtype != b.dtype and not (a.dtype.is_fp8() and b.dtype.is_fp8()):
@@ -107,12 +105,10 @@ def _result_type(operand: dtype, out: Any) -> dtype:
         return dtypes.float64
     wanted: dtype = constants.element_type(out, "out_dtype")
     if wanted not in (dtypes.float32, dtypes.float16):
-        mistake = WrongDtype(
+        raise WrongDtype(
             "out_dtype of tl.dot", str(wanted), "fp32 and fp16", "cast the result with .to(...)"
-        )
-        mistake.argument = "out_dtype"
-        raise mistake
-    if wanted.is_fp16() and operand.bits > 16 or wanted.is_fp16() and operand.is_bf16():
+        ).about("out_dtype")
+    if (wanted.is_fp16() and operand.bits > 16) or (wanted.is_fp16() and operand.is_bf16()):
         return dtypes.float32
     return wanted
 
@@ -124,8 +120,4 @@ def _accumulator(acc: Any, product: block_type) -> Tensor:
     tensor = to_tensor(e, acc, "acc")
     if tensor.shape == product.shape and tensor.dtype == product.element_ty:
         return tensor
-    mistake = DotAccumulator(str(tensor.type), str(product))
-    mistake.argument = "acc"
-    raise mistake
-
-
+    raise DotAccumulator(str(tensor.type), str(product)).about("acc")

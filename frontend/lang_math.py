@@ -88,9 +88,11 @@ def _wide(value: Tensor) -> tuple[Any, list[Tensor]]:
 def _extreme(name: str, x: Any, y: Any, propagate_nan: Any) -> Tensor:
     """Minimum or maximum. Literals count with their own type and bf16 is computed in fp32."""
     e = emitter()
-    sides = [to_tensor(e, unwrap(v)) for v in (x, y)]
-    sides = [cast(e, s, dtypes.float32) if s.dtype == dtypes.bfloat16 else s for s in sides]
-    a, b = arithmetic.operands(e, *sides, f"tl.{name}imum")
+    left, right = to_tensor(e, unwrap(x)), to_tensor(e, unwrap(y))
+    left, right = (
+        cast(e, s, dtypes.float32) if s.dtype == dtypes.bfloat16 else s for s in (left, right)
+    )
+    a, b = arithmetic.operands(e, left, right, f"tl.{name}imum")
     if a.dtype.is_floating():
         kind = "imumf" if nan_mode(propagate_nan) is PropagateNan.ALL else "numf"
         if a.dtype.is_fp8():
@@ -196,7 +198,10 @@ def cdiv(x: Any, div: Any) -> Any:
     """x / div rounded up, for positive integers."""
     a, b = unwrap(x), unwrap(div)
     if not isinstance(a, Tensor) and not isinstance(b, Tensor):
-        return -(-constants.integer(a, "x") // constants.integer(b, "div"))
+        divisor = constants.integer(b, "div")
+        if divisor == 0:
+            raise NotConstexpr("the divisor of tl.cdiv", "0", "a number other than zero")
+        return -(-constants.integer(a, "x") // divisor)
     e = emitter()
     rounded = arithmetic.sub(e, arithmetic.add(e, a, b), 1)
     return arithmetic.floordiv(e, rounded, b)
@@ -211,9 +216,7 @@ def sigmoid(x: Any) -> Tensor:
 
 
 @builtin
-def softmax(
-    x: Any, dim: Any = None, keep_dims: Any = False, ieee_rounding: Any = False
-) -> Tensor:
+def softmax(x: Any, dim: Any = None, keep_dims: Any = False, ieee_rounding: Any = False) -> Tensor:
     """exp(x) normalised along `dim` (0 by default), computed without overflow."""
     from minitriton.frontend.lang_reduce import max, sum
 
@@ -256,4 +259,3 @@ def _operator(name: str, symbol: str) -> Callable[[Any, Any], Any]:
 add = _operator("add", "+")
 sub = _operator("sub", "-")
 mul = _operator("mul", "*")
-

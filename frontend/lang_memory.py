@@ -28,9 +28,7 @@ _EVICTION = ("", "evict_first", "evict_last", "evict_normal")
 def require_pointer(function: str, pointer: Any) -> Tensor:
     """`pointer` if it is one (scalar or tile)."""
     if not isinstance(pointer, Tensor) or not pointer.dtype.is_ptr():
-        mistake = NotPointer(function, kind_of(pointer))
-        mistake.argument = "pointer"
-        raise mistake
+        raise NotPointer(function, kind_of(pointer)).about("pointer")
     return pointer
 
 
@@ -39,9 +37,7 @@ def fitting(pointer: Tensor, value: Any, what: str) -> Tensor:
     e = emitter()
     tensor = to_tensor(e, value, what)
     if tensor.is_tile and not pointer.is_tile:
-        mistake = ScalarPointerBlock(f"'{what}'", kind_of(tensor))
-        mistake.argument = what
-        raise mistake
+        raise ScalarPointerBlock(f"'{what}'", kind_of(tensor)).about(what)
     return broadcast_to(e, tensor, pointer.shape)
 
 
@@ -64,9 +60,7 @@ def mask_operand(pointer: Tensor, mask: Any) -> Tensor:
     if is_number(value):
         value = bool(value)
     elif not isinstance(value, Tensor) or not value.dtype.is_bool():
-        mistake = MaskType(kind_of(value))
-        mistake.argument = "mask"
-        raise mistake
+        raise MaskType(kind_of(value)).about("mask")
     return fitting(pointer, value, "mask")
 
 
@@ -106,7 +100,7 @@ def load(
     broadcast to the shape of `pointer`; `other` is cast to the element type.
     """
     pointer = require_pointer("tl.load", pointer)
-    if unwrap(boundary_check) or unwrap(padding_option):
+    if unwrap(boundary_check) not in ((), []) or unwrap(padding_option) != "":
         raise BlockPointers()
     e = emitter()
     element, stored = pointer.dtype.element_ty, storage(pointer)
@@ -116,9 +110,7 @@ def load(
         if other is not None:
             operands.append(stored_operand(pointer, unwrap(other), "other"))
     elif other is not None:
-        mistake = OtherWithoutMask()
-        mistake.argument = "other"
-        raise mistake
+        raise OtherWithoutMask().about("other")
     attributes = access_attributes(cache_modifier, eviction_policy, _LOAD_CACHE)
     if constants.flag(volatile, "volatile"):
         attributes["volatile"] = e.unit()
@@ -137,7 +129,7 @@ def store(
 ) -> None:
     """Stores `value`, cast to the element type and broadcast to `pointer`, where `mask` is true."""
     pointer = require_pointer("tl.store", pointer)
-    if unwrap(boundary_check):
+    if unwrap(boundary_check) not in ((), []):
         raise BlockPointers()
     if pointer.dtype.const:
         raise ConstPointer("tl.store", str(pointer.dtype))
@@ -146,5 +138,3 @@ def store(
     if mask is not None:
         operands.append(mask_operand(pointer, mask))
     e.effect("mt.store", operands, access_attributes(cache_modifier, eviction_policy, _STORE_CACHE))
-
-

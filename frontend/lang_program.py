@@ -6,10 +6,10 @@ from typing import Any
 
 from minitriton.frontend import constants
 from minitriton.frontend.active import builtin, emitter
-from minitriton.frontend.casting import to_tensor
 from minitriton.frontend.arithmetic import to_bool
+from minitriton.frontend.casting import to_tensor
 from minitriton.frontend.errors import BadCondition, NotConstexpr, kind_of
-from minitriton.frontend.errors_semantic import AxisRange, HintLength
+from minitriton.frontend.errors_semantic import GridAxis, HintLength
 from minitriton.frontend.values import Tensor, unwrap
 from minitriton.ir import dtypes
 
@@ -17,7 +17,7 @@ from minitriton.ir import dtypes
 def _grid_axis(value: Any) -> int:
     axis = constants.integer(value, "the grid axis")
     if not 0 <= axis <= 2:
-        raise AxisRange(axis, 3)
+        raise GridAxis(axis)
     return axis
 
 

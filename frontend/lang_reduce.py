@@ -61,9 +61,7 @@ def _operands(function: str, input: Any) -> list[Tensor]:
     ]
     for value in values:
         if not value.is_tile:
-            mistake = RankMismatch(function, "a tile", kind_of(value))
-            mistake.argument = "input"
-            raise mistake
+            raise RankMismatch(function, "a tile", kind_of(value)).about("input")
         if value.shape != values[0].shape:
             raise TypesDiffer(function, str(values[0].type), str(value.type))
     return values
@@ -98,15 +96,17 @@ def reduce(input: Any, axis: Any, combine_fn: Any, keep_dims: Any = False) -> An
     """
     values = _operands("tl.reduce", input)
     e = emitter()
-    results = _reduced(
-        "tl.reduce", values, axis, keep_dims, lambda *args: e.call(combine_fn, args)
-    )
+    results = _reduced("tl.reduce", values, axis, keep_dims, lambda *args: e.call(combine_fn, args))
     return tuple(results) if isinstance(input, tuple) else results[0]
 
 
 def _reduce_one(
-    function: str, input: Any, axis: Any, keep_dims: Any, combine: Combine, widen: Callable[
-        [Tensor], Tensor]
+    function: str,
+    input: Any,
+    axis: Any,
+    keep_dims: Any,
+    combine: Combine,
+    widen: Callable[[Tensor], Tensor],
 ) -> Tensor:
     (value,) = _operands(function, input)
     return _reduced(function, [widen(value)], axis, keep_dims, combine)[0]

@@ -64,7 +64,8 @@ def view(input: Any, *shape: Any) -> Tensor:
 @builtin
 def ravel(x: Any) -> Tensor:
     """All elements in C order as a tile of rank 1."""
-    return reshape(x, prod(x.shape))
+    value = to_tensor(emitter(), unwrap(x))
+    return reshape(value, prod(value.shape))
 
 
 @builtin
@@ -161,10 +162,8 @@ def broadcast(input: Any, other: Any) -> tuple[Tensor, ...]:
 
 def _pair(function: str, a: Any, b: Any) -> tuple[Tensor, Tensor]:
     e = emitter()
-    if is_number(a) and isinstance(b, Tensor):
-        a = e.constant(b.dtype, a)
-    elif is_number(b) and isinstance(a, Tensor):
-        b = e.constant(a.dtype, b)
+    if is_number(a) != is_number(b):
+        a, b = arithmetic.operands(e, a, b, function)
     left, right = arithmetic.broadcast(e, to_tensor(e, a), to_tensor(e, b))
     if left.type != right.type:
         raise TypesDiffer(function, str(left.type), str(right.type))

@@ -1,8 +1,8 @@
 """`for` and `while`: scf.for, scf.while (also a `for` with `break`), or unrolled copies.
 
 A name is carried from one iteration to the next if the body assigns it and it is live at the loop's
-head or after the loop. A carried constant stays one as long as the body leaves it alone: the body is
-built with it first, and again with a run-time value in its place if it turned out to change.
+head or after the loop. A carried constant stays one as long as the body leaves it alone: the body
+is built with it first, and again with a run-time value in its place if it turned out to change.
 """
 
 from __future__ import annotations
@@ -107,9 +107,7 @@ def _variable(
     return cast(e, index, type_)
 
 
-def _plain_for(
-    frame: Frame, node: ast.For, loop: ranges.range, hidden: tuple[str, ...]
-) -> None:
+def _plain_for(frame: Frame, node: ast.For, loop: ranges.range, hidden: tuple[str, ...]) -> None:
     e = frame.e
     bounds, variable, backwards = _bounds(frame, loop)
     attributes = {f"mt.{name}": e.i32(value) for name, value in loop.options.items()}
@@ -176,7 +174,7 @@ def while_loop(frame: Frame, node: ast.While) -> Flow:
     return None
 
 
-class _hidden_names:  # noqa: N801  (used as a `with` block)
+class _hidden_names:
     """Gives hidden names their values for the duration of one loop."""
 
     def __init__(self, frame: Frame, values: dict[str, Any]) -> None:
@@ -266,9 +264,7 @@ def _carry(
     if done is None:
         return
     with frame.e.inside(done.body):
-        ends = [
-            x for n, f in forms.items() for x in merging.lower(frame.e, done.names[n], f)
-        ]
+        ends = [x for n, f in forms.items() for x in merging.lower(frame.e, done.names[n], f)]
         frame.e.effect("scf.yield", ends)
     results = iter(done.results)
     for name, form in forms.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ PROPERTIES: dict[str, Callable[[Tensor], Any]] = {
     "shape": lambda x: x.shape,
     "ndim": lambda x: len(x.shape),
     "rank": lambda x: len(x.shape),
-    "numel": lambda x: x.type.numel if x.is_tile else 1,
+    "numel": lambda x: math.prod(x.shape),
     "T": lambda x: lang_shape.trans(x),
 }
 
@@ -51,13 +52,21 @@ METHODS: dict[str, Callable[..., Any]] = {
             "reshape view trans permute expand_dims broadcast_to ravel split flip squeeze "
             "unsqueeze item",
         ),
-        (lang_math, "abs exp exp2 log log2 sin cos sqrt rsqrt sqrt_rn floor ceil erf sigmoid "
-                    "softmax cdiv logical_and logical_or"),
-        (lang_reduce, "sum max min argmax argmin xor_sum reduce_or reduce associative_scan "
-                      "cumsum cumprod"),
+        (
+            lang_math,
+            "abs exp exp2 log log2 sin cos sqrt rsqrt sqrt_rn floor ceil erf sigmoid "
+            "softmax cdiv logical_and logical_or",
+        ),
+        (
+            lang_reduce,
+            "sum max min argmax argmin xor_sum reduce_or reduce associative_scan cumsum cumprod",
+        ),
         (lang_memory, "store"),
-        (lang_atomic, "atomic_add atomic_max atomic_min atomic_and atomic_or atomic_xor "
-                      "atomic_xchg atomic_cas"),
+        (
+            lang_atomic,
+            "atomic_add atomic_max atomic_min atomic_and atomic_or atomic_xor "
+            "atomic_xchg atomic_cas",
+        ),
     )
     for name in names.split()
 }

@@ -24,7 +24,9 @@ def literal_type(value: bool | int | float) -> dtype:
         raise NotConstexpr("an integer literal", str(value), "of at most 64 bits")
     magnitude = abs(value)
     fits = value != value or magnitude in (0.0, float("inf"))
-    return dtypes.float32 if fits or _SMALLEST_FP32 <= magnitude <= _LARGEST_FP32 else dtypes.float64
+    return (
+        dtypes.float32 if fits or _SMALLEST_FP32 <= magnitude <= _LARGEST_FP32 else dtypes.float64
+    )
 
 
 def int_range(type_: dtype) -> tuple[int, int]:

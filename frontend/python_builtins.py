@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
-from minitriton.frontend import arithmetic, ranges
+from minitriton.frontend import arithmetic, constants, ranges
 from minitriton.frontend.active import builtin, emitter
 from minitriton.frontend.casting import cast
 from minitriton.frontend.errors import ConstexprFailed, NotConstexpr, kind_of
 from minitriton.frontend.lang_debug import print_
 from minitriton.frontend.lang_math import abs as abs_
 from minitriton.frontend.lang_math import maximum, minimum
+from minitriton.frontend.source import MISSING
 from minitriton.frontend.values import Tensor, constexpr
 from minitriton.ir import dtypes
 
@@ -80,7 +82,7 @@ def _extreme(
     result = values[0]
     for value in values[1:]:
         both_constant = not isinstance(result, Tensor) and not isinstance(value, Tensor)
-        result = fn(result, value) if both_constant else dynamic(result, value)
+        result = _constant(name, fn, result, value) if both_constant else dynamic(result, value)
     return result
 
 
@@ -107,24 +109,26 @@ def type_(value: Any) -> Any:
 
 
 @builtin
-def getattr_(value: Any, name: str, *default: Any) -> Any:
+def getattr_(value: Any, name: Any, default: Any = MISSING) -> Any:
     """As in Python, on compile-time values."""
     if isinstance(value, Tensor):
         raise NotConstexpr("the argument of getattr()", kind_of(value))
-    return _attribute(value, name, default)
-
-
-def _attribute(value: Any, name: str, default: tuple[Any, ...]) -> Any:
     try:
-        return getattr(value, name, *default)
+        return getattr(value, _attribute_name(name), *(() if default is MISSING else (default,)))
     except AttributeError as error:
         raise ConstexprFailed("getattr()", str(error)) from None
 
 
+def _attribute_name(name: Any) -> str:
+    if not isinstance(name, str):
+        raise NotConstexpr("the name of an attribute", kind_of(name), "a string")
+    return name
+
+
 @builtin
-def hasattr_(value: Any, name: str) -> bool:
+def hasattr_(value: Any, name: Any) -> bool:
     """As in Python."""
-    return hasattr(value, name)
+    return hasattr(value, _attribute_name(name))
 
 
 @builtin
@@ -139,7 +143,11 @@ def sum_(values: Any, start: Any = 0) -> Any:
     total = start
     for value in ranges.static_items(values):
         dynamic = isinstance(total, Tensor) or isinstance(value, Tensor)
-        total = arithmetic.add(emitter(), total, value) if dynamic else total + value
+        total = (
+            arithmetic.add(emitter(), total, value)
+            if dynamic
+            else _constant("sum", operator.add, total, value)
+        )
     return total
 
 
@@ -150,9 +158,9 @@ def zip_(*values: Any) -> tuple[Any, ...]:
 
 
 @builtin
-def enumerate_(values: Any, start: int = 0) -> tuple[Any, ...]:
+def enumerate_(values: Any, start: Any = 0) -> tuple[Any, ...]:
     """Pairs of index and item."""
-    return tuple(enumerate(ranges.static_items(values), start))
+    return tuple(enumerate(ranges.static_items(values), constants.integer(start, "the start")))
 
 
 @builtin

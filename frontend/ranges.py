@@ -10,7 +10,7 @@ from minitriton.frontend.errors import NotConstexpr, NotIterable, RangeBounds, Z
 from minitriton.frontend.values import Tensor, unwrap
 
 
-class range:  # noqa: A001, N801  (the language's own name for it)
+class range:
     """`range(stop)` or `range(start, stop, step)` with options for the loop it drives.
 
     `num_stages`: pipeline depth; `loop_unroll_factor`; `flatten`, `warp_specialize`,
@@ -64,7 +64,7 @@ class range:  # noqa: A001, N801  (the language's own name for it)
         return self.start, self.stop, self.step
 
 
-class static_range(range):  # noqa: N801
+class static_range(range):
     """A range with constant bounds whose loop is unrolled while compiling."""
 
     static = True

@@ -121,9 +121,11 @@ def value_text(value: Any) -> str:
         return f"{type(value).__name__} {value.cache_text()}"
     if type(value).__module__ == "minitriton.ir.dtypes":
         return f"type {value}"
+    if hasattr(value, "__mt_builtin__"):
+        return f"builtin {value.__module__}.{value.__qualname__}"
     if type(value).__name__ == "constexpr":
         return value_text(value.value)
     raise TypeError(
         f"a value of type {type(value).__name__} cannot be a constexpr: use numbers, strings, "
-        "tuples, types or jit functions"
+        "tuples, types, jit functions or functions of the language"
     )

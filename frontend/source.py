@@ -10,7 +10,6 @@ import ast
 import builtins
 import enum
 import functools
-import hashlib
 import inspect
 import types
 from collections.abc import Callable, Iterator
@@ -71,8 +70,10 @@ class SourceFunction:
             tree = ast.parse("if 1:\n" + text if indented else text)
         except SyntaxError as error:
             raise self.refuse(NoSource(self.name, f"it does not parse ({error.msg})")) from None
-        found = tree.body[0].body[0] if indented and isinstance(tree.body[0], ast.If) else (
-            tree.body[0]
+        found = (
+            tree.body[0].body[0]
+            if indented and isinstance(tree.body[0], ast.If)
+            else (tree.body[0])
         )
         if not isinstance(found, ast.FunctionDef):
             raise self.refuse(NoSource(self.name, "it is not a 'def' statement"))
@@ -101,7 +102,7 @@ class SourceFunction:
         found = []
         for parameter in inspect.signature(self.fn).parameters.values():
             if parameter.kind is parameter.VAR_KEYWORD:
-                raise self.refuse(BadParameters(f"'**{parameter.name}'"), self.node.args)
+                raise self.refuse(BadParameters(f"'**{parameter.name}'"), self.node.args.kwarg)
             found.append(
                 Parameter(
                     parameter.name,
@@ -152,7 +153,7 @@ class SourceFunction:
     @functools.cached_property
     def text_hash(self) -> str:
         """Hash of the syntax tree: comments, layout and position in the file do not matter."""
-        return hashlib.sha256(ast.dump(self.node).encode()).hexdigest()
+        return _digest(ast.dump(self.node))
 
     def references(self) -> Iterator[tuple[str, Any]]:
         """Outer values that the body names, as (dotted name, value), in order of appearance."""
@@ -196,17 +197,16 @@ class SourceFunction:
                 else:
                     text = captured_text(value)
                     if text is not None:
-                        values.append((f"{function.module}.{function.name}.{name}", text))
+                        values.append((f"{function.name}.{name}", text))
             yield function, tuple(values)
 
     def dependency_key(self) -> str:
         """Hash of all source text and compile-time values that the compiled code depends on."""
         parts = sorted(
-            f"{function.name}:{function.text_hash}:{values}"
-            for function, values in self._closure()
+            f"{function.name}:{function.text_hash}:{values}" for function, values in self._closure()
         )
         text = "\n".join([LANGUAGE_VERSION, self.name, *parts])
-        return hashlib.sha256(text.encode()).hexdigest()
+        return _digest(text)
 
 
 class DeviceFunction:
@@ -247,13 +247,22 @@ class ConstexprFunction:
         return self.fn(*args, **{name: unwrap(value) for name, value in kwargs.items()})
 
 
+def _digest(text: str) -> str:
+    import hashlib
+
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+constexpr_function = ConstexprFunction
+
+
 def source_of(value: Any) -> SourceFunction | None:
     """The source behind a jit or device function, None for anything else."""
     return None if isinstance(value, type) else getattr(value, "__minitriton_source__", None)
 
 
 def is_constexpr_annotation(annotation: Any) -> bool:
-    """Whether an annotation means tl.constexpr (also under `from __future__ import annotations`)."""
+    """Whether an annotation means tl.constexpr (also as text under postponed evaluation)."""
     if isinstance(annotation, str):
         return annotation.strip("'\" ").split(".")[-1] == "constexpr"
     return annotation is constexpr
@@ -262,7 +271,8 @@ def is_constexpr_annotation(annotation: Any) -> bool:
 def captured_text(value: Any) -> str | None:
     """Key text of a captured compile-time value; None for what has no value of its own."""
     if isinstance(value, enum.EnumMeta):
-        return ", ".join(f"{m.name}={m.value!r}" for m in value)
+        members: dict[str, Any] = dict(value.__members__)
+        return ", ".join(f"{name}={member.value!r}" for name, member in members.items())
     if isinstance(value, types.ModuleType | types.BuiltinFunctionType | type):
         return None
     if getattr(value, "__mt_builtin__", False) or isinstance(value, types.FunctionType):

@@ -12,16 +12,15 @@ from minitriton.frontend.errors import (
     Mistake,
     NotConstexpr,
     ReturnInLoop,
-    StaticAssertFailed,
     UnsupportedSyntax,
     kind_of,
 )
 from minitriton.frontend.expressions import binary
 from minitriton.frontend.frame import Flow, Frame, Jumped, Returned, unsupported
-from minitriton.frontend.lang_debug import device_assert
+from minitriton.frontend.lang_debug import device_assert, static_assert
 from minitriton.frontend.loops import for_loop, while_loop
 from minitriton.frontend.source import is_constexpr_annotation
-from minitriton.frontend.values import Tensor, tensors_in
+from minitriton.frontend.values import Tensor, holds_tensor
 
 
 def execute(frame: Frame, statements: Sequence[ast.stmt]) -> Flow:
@@ -61,7 +60,7 @@ def _ann_assign(frame: Frame, node: ast.AnnAssign) -> None:
         raise UnsupportedSyntax("an annotation without a value", "assign a value")
     value = frame.eval(node.value)
     annotation = ast.unparse(node.annotation)
-    if is_constexpr_annotation(annotation) and any(tensors_in(value)):
+    if is_constexpr_annotation(annotation) and holds_tensor(value):
         name = ast.unparse(node.target)
         raise frame.located(NotConstexpr(f"'{name}: {annotation}'", kind_of(value)), node.value)
     assign(frame, node.target, value, node)
@@ -84,8 +83,8 @@ def _assert(frame: Frame, node: ast.Assert) -> None:
     frame.mark(node)
     if isinstance(condition, Tensor):
         device_assert(condition, message)
-    elif not condition:
-        raise StaticAssertFailed(f": {message}" if message else "")
+    else:
+        static_assert(condition, message)
 
 
 def _nothing(frame: Frame, node: ast.AST) -> None:

@@ -24,8 +24,8 @@ class Tensor:
         self.type = type_
 
     @property
-    def dtype(self) -> dtypes.Scalar:
-        """Element type."""
+    def dtype(self) -> Any:
+        """Element type: an ir.dtypes.dtype or pointer_type (told apart by `is_ptr()`)."""
         return self.type.scalar
 
     @property
@@ -45,13 +45,13 @@ class Tensor:
         return f"Tensor({self.type})"
 
 
-class constexpr:  # noqa: N801  (the language's own name for it)
+class constexpr:
     """A compile-time constant made by host code; folds under Python's operators."""
 
     __slots__ = ("value",)
 
     def __init__(self, value: Any) -> None:
-        self.value = value.value if isinstance(value, constexpr) else value
+        self.value: Any = value.value if isinstance(value, constexpr) else value
 
     @property
     def __mt_constexpr_value__(self) -> Any:
@@ -158,10 +158,6 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
             yield from tensors_in(item)
 
 
-def replace_tensors(value: Any, new: Iterator[Tensor]) -> Any:
-    """`value` with its run-time parts taken from `new`, in the order of `tensors_in`."""
-    if isinstance(value, Tensor):
-        return next(new)
-    if isinstance(value, tuple) and any(True for _ in tensors_in(value)):
-        return rebuild(value, [replace_tensors(item, new) for item in value])
-    return value
+def holds_tensor(value: Any) -> bool:
+    """Whether a value is, or contains in a tuple, a run-time value."""
+    return next(tensors_in(value), None) is not None

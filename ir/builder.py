@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from minitriton.ir.dialect import MAX_VALUES
 from minitriton.ir.mlir import ir
 
 Value = ir.Value
@@ -40,6 +41,8 @@ class Builder:
     ) -> ir.Operation:
         """The operation itself."""
         attrs = dict(attributes) if attributes else None
+        if name in OPERAND_GROUPS:
+            attrs = (attrs or {}) | segment_sizes(name, len(operands), len(results))
         return ir.Operation.create(
             name, list(results), list(operands), attrs, None, regions, self.loc, self.ip
         )
@@ -63,6 +66,31 @@ class Builder:
         else:
             attribute = scalar_attribute(type_, value)
         return self.op("arith.constant", type_, (), {"value": attribute})
+
+
+# Ops whose operands (results) may differ in type and come in several groups: how many groups.
+OPERAND_GROUPS = {
+    "mt.load": 3, "mt.async_copy": 4, "mt.reduce": MAX_VALUES, "mt.scan": MAX_VALUES,
+    "mt.yield": MAX_VALUES, "mt.print": MAX_VALUES,
+}  # fmt: skip
+RESULT_GROUPS = {"mt.reduce": MAX_VALUES, "mt.scan": MAX_VALUES}
+
+
+def segment_sizes(name: str, operands: int, results: int) -> dict[str, ir.Attribute]:
+    """The attributes that say how many values each operand and result group of an op has.
+
+    ValueError for more values than the op has groups (more than MAX_VALUES results of a reduce).
+    """
+    sizes = {"operandSegmentSizes": _segments(OPERAND_GROUPS[name], operands, name)}
+    if name in RESULT_GROUPS:
+        sizes["resultSegmentSizes"] = _segments(RESULT_GROUPS[name], results, name)
+    return sizes
+
+
+def _segments(groups: int, count: int, name: str) -> ir.Attribute:
+    if count > groups:
+        raise ValueError(f"{name} takes at most {groups} values, not {count}")
+    return ir.DenseI32ArrayAttr.get([1] * count + [0] * (groups - count))
 
 
 def scalar_attribute(type_: ir.Type, value: int | float | bool) -> ir.Attribute:

@@ -42,6 +42,16 @@ class NoEffects(ir.MemoryEffectsOpInterface):
         """No effects to report."""
 
 
+# IRDL demands one type of all members of a variadic group; so values whose types may differ get a
+# group each, and `ir.builder.Builder.create` adds the segment sizes.
+MAX_VALUES = 16
+
+
+def separate(prefix: str, specifier: Any) -> dict[str, Any]:
+    """Annotations of an op with up to MAX_VALUES operands or results of unrelated types."""
+    return {f"{prefix}{index}": specifier for index in range(MAX_VALUES)}
+
+
 def shape_of(type_: ir.Type) -> tuple[int, ...] | None:
     """Shape of a tensor type, None for a scalar or a pointer."""
     return tuple(type_.shape) if isinstance(type_, ir.RankedTensorType) else None

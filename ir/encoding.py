@@ -6,6 +6,8 @@ A distributed layout is `{register = array<i32>, lane = ..., warp = ...}`, a sha
 
 from __future__ import annotations
 
+from math import prod
+
 from minitriton.ir.linear_layout import LinearLayout
 from minitriton.ir.mlir import ir
 
@@ -40,3 +42,20 @@ def with_layout(type_: ir.Type, layout: LinearLayout) -> ir.RankedTensorType:
 def tile_type(element: ir.Type, layout: LinearLayout) -> ir.RankedTensorType:
     """Tensor type of `layout`'s shape."""
     return ir.RankedTensorType.get(list(layout.shape), element, encoding=encode(layout))
+
+
+def mem_layout(type_: ir.Type) -> LinearLayout:
+    """Shared layout of a `!mt.mem` type: of the buffer, or of one slot of a multi-buffer.
+
+    A multi-buffer [n, ...] carries the layout of its slots; n need not be a power of two.
+    """
+    tensor = type_.tensor_type
+    attribute = ir.DictAttr(tensor.encoding)
+    found = _decoded.get(tensor)
+    if found is None:
+        flat = {"offset": list(ir.DenseI32ArrayAttr(attribute["offset"]))}
+        shape, elements = tuple(tensor.shape), 1 << len(flat["offset"])
+        while len(shape) > 1 and prod(shape) > elements:
+            shape = shape[1:]
+        found = _decoded[tensor] = LinearLayout.from_flat(shape, flat)
+    return found

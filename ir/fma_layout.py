@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from minitriton.ir.linear_layout import LinearLayout, log2_exact
+from minitriton.ir.register_maps import broadcast_registers
 
 
 def fma_operand(c_layout: LinearLayout, op_index: int, k: int) -> LinearLayout:
@@ -21,3 +22,9 @@ def fma_operand(c_layout: LinearLayout, op_index: int, k: int) -> LinearLayout:
     bases = dict(narrow.bases)
     bases["register"] = (*along_k, *bases["register"])
     return narrow.with_shape(shape, bases)
+
+
+def fma_operand_registers(c_layout: LinearLayout, op_index: int, k: int) -> list[int]:
+    """Per register of the accumulator, the register of its `fma_operand` at position 0 of K."""
+    inner = c_layout.rank - 1 if op_index == 0 else c_layout.rank - 2
+    return [k * register for register in broadcast_registers(c_layout, inner)]

@@ -111,8 +111,9 @@ def _unsigned(x: np.ndarray) -> np.ndarray:
 
 
 def _truncating_division(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    divisor = np.where(b == 0, 1, b)
-    quotient = np.abs(a) // np.abs(divisor)
+    # magnitudes are unsigned: that of the most negative number does not fit the signed type
+    divisor = np.where(b == 0, 1, b).astype(b.dtype)
+    quotient = (_unsigned(np.abs(a)) // _unsigned(np.abs(divisor))).view(a.dtype)
     return np.where((a < 0) != (divisor < 0), -quotient, quotient).astype(a.dtype)
 
 

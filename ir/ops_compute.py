@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from minitriton.ir.dialect import MT, check, shape_of, verifier
+from minitriton.ir.dialect import MT, check, separate, shape_of, verifier
 from minitriton.ir.mlir import ext, ir
 
 Operand, Result, Region = ext.Operand, ext.Result, ext.Region
@@ -106,26 +106,27 @@ class ReduceOp(MT.Operation, name="reduce"):
     Results are tiles without that dimension, scalars where the operands have rank 1.
     """
 
-    values: Sequence[Operand[Any]]
-    combine: Region
-    axis: ir.IntegerAttr = ext.attribute(kw_only=True)
-    results_: Sequence[Result[Any]] = ext.result(kw_only=True)
+    __annotations__ = (
+        separate("value", Sequence[Operand[Any]])
+        | {"combine": Region, "axis": ir.IntegerAttr}
+        | separate("result", Sequence[Result[Any]])
+    )
 
 
 class ScanOp(MT.Operation, name="scan"):
     """Inclusive prefix fold along `axis`, from the far end if `reverse`; region as in reduce."""
 
-    values: Sequence[Operand[Any]]
-    combine: Region
-    axis: ir.IntegerAttr = ext.attribute(kw_only=True)
-    reverse: Any = ext.attribute(kw_only=True)
-    results_: Sequence[Result[Any]] = ext.result(kw_only=True)
+    __annotations__ = (
+        separate("value", Sequence[Operand[Any]])
+        | {"combine": Region, "axis": ir.IntegerAttr, "reverse": Any}
+        | separate("result", Sequence[Result[Any]])
+    )
 
 
 class YieldOp(MT.Operation, name="yield", traits=[ir.IsTerminatorTrait]):
     """Ends the region of reduce and scan."""
 
-    values: Sequence[Operand[Any]]
+    __annotations__ = separate("value", Sequence[Operand[Any]])
 
 
 PURE = (

@@ -10,14 +10,15 @@ Operand, Result = ext.Operand, ext.Result
 
 
 class LoadOp(MT.Operation, name="load"):
-    """Loads a scalar or a tile; `extras` is [], [mask] or [mask, other].
+    """Loads a scalar or a tile; `mask` and `other` are absent or one value each.
 
     Lanes whose mask is false hold `other`, undefined values without it. Optional attributes:
     `cache` ("ca", "cg", "cs", "cv"), `evict` ("evict_first", "evict_last"), `volatile` (unit).
     """
 
     pointer: Operand[Any]
-    extras: Sequence[Operand[Any]]
+    mask: Sequence[Operand[Any]]
+    other: Sequence[Operand[Any]]
     result: Result[Any]
 
     @verifier
@@ -125,14 +126,15 @@ class MemTransOp(MT.Operation, name="mem_trans"):
 
 
 class AsyncCopyOp(MT.Operation, name="async_copy"):
-    """cp.async: a tile of pointers into a buffer; `extras` is [], [mask] or [mask, other].
+    """cp.async: a tile of pointers into a buffer; `mask`, `other` as in load.
 
     `other` must be zero. Lanes masked off are zero-filled.
     """
 
     pointer: Operand[Any]
     buffer: Operand[Any]
-    extras: Sequence[Operand[Any]]
+    mask: Sequence[Operand[Any]]
+    other: Sequence[Operand[Any]]
 
 
 class AsyncCommitOp(MT.Operation, name="async_commit"):

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from minitriton.ir.dialect import MT
+from minitriton.ir.dialect import MT, separate
 from minitriton.ir.mlir import ext, ir
 
 Operand, Result, Region = ext.Operand, ext.Result, ext.Region
@@ -57,8 +57,7 @@ class AssertOp(MT.Operation, name="assert"):
 class PrintOp(MT.Operation, name="print"):
     """Prints `prefix` and each operand's elements; `signs` array<i32> (1 = signed), `hex` bool."""
 
-    values: Sequence[Operand[Any]]
-    prefix: ir.StringAttr = ext.attribute(kw_only=True)
+    __annotations__ = separate("value", Sequence[Operand[Any]]) | {"prefix": ir.StringAttr}
 
 
 PURE = (ProgramIdOp, NumProgramsOp, HintOp)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from minitriton.autotune import Config, autotune, heuristics
     from minitriton.compiled import CompiledKernel
+    from minitriton.frontend.source import constexpr_function
     from minitriton.ir.diagnostics import CompileError, InternalError, MiniTritonError
     from minitriton.jit import Kernel, jit
     from minitriton.runtime.arguments import TensorWrapper, reinterpret
@@ -41,6 +42,7 @@ _HOMES = {
     "DeviceLostError": "minitriton.runtime.driver",
     "OutOfResources": "minitriton.runtime.driver",
     "cdiv": "minitriton.sizes",
+    "constexpr_function": "minitriton.frontend.source",
     "next_power_of_2": "minitriton.sizes",
     "reinterpret": "minitriton.runtime.arguments",
 }
@@ -59,6 +61,7 @@ __all__ = [
     "TensorWrapper",
     "autotune",
     "cdiv",
+    "constexpr_function",
     "heuristics",
     "jit",
     "next_power_of_2",

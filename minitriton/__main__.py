@@ -138,23 +138,26 @@ def _load(place: str) -> Kernel:
 
 def _signature(kernel: Kernel, types: str, constexprs: Sequence[str]) -> list[ParamSpec]:
     """ParamSpecs from the command line, in the kernel's order."""
+    import inspect
+
     from minitriton.frontend.signature import ParamSpec
 
     fixed: dict[str, Any] = {}
     for text in constexprs:
         name, equals, value = text.partition("=")
         if not equals or name not in kernel.arg_names:
-            names = ", ".join(kernel.arg_names)
-            raise UsageError(f"--constexpr takes NAME=VALUE with NAME of: {names}; got {text!r}")
+            known = ", ".join(kernel.arg_names)
+            raise UsageError(f"--constexpr takes NAME=VALUE with NAME of: {known}; got {text!r}")
         fixed[name] = _value(value)
-    for name, parameter in kernel.signature.parameters.items():
-        is_constexpr = any(p.name == name and p.is_constexpr for p in kernel.parameters)
-        if is_constexpr and parameter.default is not parameter.empty and name not in fixed:
-            given = [part for part in types.split(",") if part.strip()]
-            if len(given) + len(fixed) < len(kernel.arg_names):
-                fixed[name] = parameter.default
-    names = [name for name in kernel.arg_names if name not in fixed]
     parts = [part.strip() for part in types.split(",")] if types.strip() else []
+    defaults = {p.name: p.default for p in kernel.signature.parameters.values()}
+    for parameter in kernel.parameters:
+        default = defaults[parameter.name]
+        missing = len(parts) + len(fixed) < len(kernel.arg_names)
+        has_default = default is not inspect.Parameter.empty
+        if parameter.is_constexpr and has_default and missing:
+            fixed.setdefault(parameter.name, default)
+    names = [name for name in kernel.arg_names if name not in fixed]
     if len(parts) != len(names):
         raise UsageError(
             f"--signature needs {len(names)} types, for {', '.join(names)}; got {len(parts)}. "

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from minitriton import testing
 from minitriton.ir.diagnostics import CompileError, MiniTritonError
 from minitriton.runtime.arguments import HOST, classify
 from minitriton.runtime.assembler import AssemblerError
@@ -114,7 +115,7 @@ class Autotuner(_Wrapper):
         )
         self.pre_hook, self.post_hook = pre_hook, post_hook
         self._pruning = dict(prune_configs_by or {})
-        self._budget = {
+        self._budget: dict[str, Any] = {
             "warmup": 25 if warmup is None else warmup,
             "rep": 100 if rep is None else rep,
         }
@@ -144,11 +145,10 @@ class Autotuner(_Wrapper):
         if warmup:
             config = self.cache.get(key, self.configs[0])
             return self.fn.run(*args, grid=grid, warmup=True, **{**kwargs, **config.all_kwargs()})
-        config = self.cache.get(key)
-        if config is None:
+        if key not in self.cache:
             candidates = self._pruned(named, kwargs)
-            config = self._tune(candidates, args, kwargs, grid, named)
-            self.cache[key] = config
+            self.cache[key] = self._tune(candidates, args, kwargs, grid, named)
+        config = self.cache[key]
         self.best_config = config
         if config.pre_hook is not None:
             config.pre_hook({**named, **config.all_kwargs()})
@@ -229,11 +229,12 @@ class Autotuner(_Wrapper):
                 _fill(named[name], 0)
             self.fn.run(*args, grid=grid, **given)
 
-        bench = self._bench
-        if bench is None:
-            from minitriton.testing import do_bench as bench
+        quantiles = (0.5, 0.2, 0.8)
         try:
-            measured = bench(call, quantiles=(0.5, 0.2, 0.8), **self._budget_of(bench))
+            if self._bench is not None:
+                measured = self._bench(call, quantiles=quantiles)
+            else:
+                measured = testing.do_bench(call, quantiles=quantiles, **self._budget)
         except Exception as failure:
             error = failure
             raise
@@ -245,10 +246,6 @@ class Autotuner(_Wrapper):
             if self.post_hook is not None:
                 self.post_hook({**named, **given}, exception=error)
         return list(measured) if isinstance(measured, Sequence) else [float(measured)]
-
-    def _budget_of(self, bench: Callable[..., Any]) -> dict[str, float]:
-        """Our own `do_bench` takes a budget; one that the user brought has its own."""
-        return self._budget if self._bench is None else {}
 
 
 def _copy(array: Any) -> Any:

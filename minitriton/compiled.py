@@ -46,6 +46,7 @@ class CompiledKernel:
         self._restage: Callable[[], dict[str, str]] = dict
         self._texts: dict[str, str] | None = None
         self._emulator: Any = None
+        self.report: Any = None  # counters of the last launch in the emulator
         self.asm: Mapping[str, Any] = Stagewise(self)
         self.functions: dict[int, Function] = {}  # as loaded on each GPU
 

@@ -118,17 +118,19 @@ def _emulate(
     ]
     policies: dict[str, Any] = {}
     for name, value in (
-        ("checks", settings.check),
         ("landing", settings.landing),
         ("schedule", settings.schedule),
         ("seed", settings.seed),
     ):
         if value:
             policies[name] = value
-    compiled.emulator().launch(
+    if settings.check:
+        names = tuple(name.strip() for name in settings.check.split(","))
+        policies["checks"] = {("all",): "all", ("none",): ()}.get(names, names)
+    compiled.report = compiled.emulator().launch(
         compiled.name,
-        grid,
-        (compiled.shape.threads, 1, 1),
+        grid=grid,
+        block=(compiled.shape.threads, 1, 1),
         params=params,
         allocations=host_allocations(leaves),
         shared_bytes=compiled.shared,

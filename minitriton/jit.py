@@ -115,11 +115,6 @@ class Kernel:
         """How the frontend recognises a function that it can inline."""
         return self.source
 
-    @property
-    def __minitriton_source__(self) -> Any:
-        """By this the frontend knows a jit function where kernels call one."""
-        return self.source
-
     def cache_text(self) -> str:
         """What stands for this kernel where it is a constexpr argument of another."""
         return f"{self.fn.__module__}.{self.fn.__qualname__} {self.source.dependency_key()}"

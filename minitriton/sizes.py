@@ -11,3 +11,7 @@ def cdiv(x: int, y: int) -> int:
 def next_power_of_2(n: int) -> int:
     """The smallest power of two that is at least `n`; 1 for n <= 1."""
     return 1 << (n - 1).bit_length() if n > 1 else 1
+
+
+for _fn in (cdiv, next_power_of_2):  # kernels may call them on compile-time values
+    _fn.__mt_constexpr__ = True  # type: ignore[attr-defined]

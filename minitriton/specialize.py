@@ -71,8 +71,8 @@ def specialize(
     """
     params, leaves = [], []
     for parameter, value in zip(parameters, values, strict=True):
-        spec, found = _parameter(parameter, parameter.name, value)
-        params.append(spec)
+        param, found = _parameter(parameter, parameter.name, value)
+        params.append(param)
         leaves += found
     options = check_options(kernel, launch_options)
     fixed = {name: options.pop(name) for name in DEFAULTS}

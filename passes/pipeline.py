@@ -8,7 +8,14 @@ from dataclasses import dataclass
 
 from minitriton.ir.mlir import ir
 from minitriton.ir.target import Target
-from minitriton.passes import assign_layouts
+from minitriton.passes import (
+    allocate_shared,
+    assign_layouts,
+    fuse_reductions,
+    insert_barriers,
+    pipeline_loads,
+    simplify,
+)
 from minitriton.passes.tile_pass import Pass, PassOptions
 
 OnStage = Callable[[int, str, ir.Module, float], None]
@@ -34,7 +41,12 @@ def tile_pipeline(target: Target, options: PassOptions | None = None) -> list[Bo
     """The passes from the frontend's module to what code generation takes, in order."""
     settings = options or PassOptions()
     steps = [
+        Pass("simplify", simplify.run),
+        Pass("fuse_reductions", fuse_reductions.run),
         Pass("assign_layouts", assign_layouts.run),
+        Pass("pipeline_loads", pipeline_loads.run),
+        Pass("allocate_shared", allocate_shared.run),
+        Pass("insert_barriers", insert_barriers.run),
     ]
     return [BoundPass(step, target, settings) for step in steps]
 

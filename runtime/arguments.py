@@ -150,7 +150,7 @@ def dtype_name(name: str, library_name: str) -> str:
 
 def _reinterpreted(name: str, value: TensorWrapper) -> Argument:
     base = classify(name, value.base)
-    dtype = getattr(value.dtype, "name", None)
+    dtype = str(getattr(value.dtype, "name", ""))
     if dtype not in DTYPES.values():
         dtype = dtype_name(name, str(value.dtype))
     if ITEM_BYTES.get(dtype, 8) != ITEM_BYTES.get(base.dtype, 8):

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from minitriton.runtime.emulator import numerics
+from minitriton.runtime.emulator import carry, numerics
 from minitriton.runtime.emulator.module import Ins, Reg, Sink, type_bytes
 from minitriton.runtime.emulator.operands import SIGNED, UNSIGNED, reader, writer
-from minitriton.runtime.emulator.syntax import Immediate, Not, Pair, Vector
+from minitriton.runtime.emulator.syntax import Immediate, Pair, Vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,20 +29,21 @@ class Alu:
 
 Decoded = Alu | Callable[[Any, Any], None]
 
-_COMPARISONS = frozenset(
-    "eq ne lt le gt ge lo ls hi hs equ neu ltu leu gtu geu num nan".split()
+_COMPARISONS_NAMES = "eq ne lt le gt ge lo ls hi hs equ neu ltu leu gtu geu num nan"
+_COMPARISONS = frozenset(_COMPARISONS_NAMES.split())
+_TYPES_NAMES = (
+    "pred b8 b16 b32 b64 u8 u16 u32 u64 s8 s16 s32 s64 f16 f16x2 bf16 bf16x2 f32 f64 u16x2 "
+    "s16x2 tf32 e4m3x2 e5m2x2 e4m3x4 e5m2x4 e2m1x2 e2m3x2 e3m2x2 ue8m0x2"
 )
-_TYPES = frozenset(
-    "pred b8 b16 b32 b64 u8 u16 u32 u64 s8 s16 s32 s64 f16 f16x2 bf16 bf16x2 f32 f64 "
-    "u16x2 s16x2 tf32 e4m3x2 e5m2x2 e4m3x4 e5m2x4 e2m1x2 e2m3x2 e3m2x2 ue8m0x2".split()
-)
+_TYPES = frozenset(_TYPES_NAMES.split())
 _SOURCES_32 = {"shl": (1,), "shr": (1,), "bfe": (1, 2), "bfi": (2, 3), "shf": (2,)}
 _RESULT_32 = frozenset({"popc", "clz", "bfind"})
-_SIMPLE = (
-    "add sub mul mad fma div rem neg abs min max and or xor not cnot shl shr ex2 lg2 rcp rsqrt "
-    "sqrt sin cos tanh copysign bfe bfi bfind brev popc clz prmt shf dp4a sad bmsk szext mul24 "
-    "mad24 testp"
-).split()
+_SIMPLE_NAMES = (
+    "add sub mul mad fma div rem neg abs min max and or xor not cnot shl shr ex2 lg2 rcp "
+    "rsqrt sqrt sin cos tanh copysign bfe bfi bfind brev popc clz prmt shf dp4a sad bmsk "
+    "szext mul24 mad24 testp"
+)
+_SIMPLE = _SIMPLE_NAMES.split()
 
 
 def bits_of(type_name: str) -> int:
@@ -58,6 +59,8 @@ def _resolve(ins: Ins, make: Callable[[], Any]) -> Any:
 
 def simple(ins: Ins) -> Decoded:
     """Instructions whose operands all have the instruction's type, with listed exceptions."""
+    if carry.uses_carry(ins):
+        return carry.chained(ins)
     op, type_name = ins.op, ins.type
     mods = frozenset(ins.mods[:-1])
     if op == "dp4a":
@@ -215,12 +218,11 @@ def cvt(ins: Ins) -> Decoded:
     function = _resolve(ins, lambda: numerics.convert(dst, src, rounding, **flags))
     source_bits = bits_of(src)
     sources = tuple((o, source_bits, "") for o in ins.ops[1:])
-    return _finish(
-        ins, ins.ops[0], bits_of(dst), function, sources, False, signed=dst[0] == "s"
-    )
+    return _finish(ins, ins.ops[0], bits_of(dst), function, sources, False, signed=dst[0] == "s")
 
 
-_ROUNDINGS = frozenset("rn rz rm rp rna rs rni rzi rmi rpi".split())
+_ROUNDINGS_NAMES = "rn rz rm rp rna rs rni rzi rmi rpi"
+_ROUNDINGS = frozenset(_ROUNDINGS_NAMES.split())
 
 
 def mov(ins: Ins) -> Decoded:
@@ -283,17 +285,9 @@ def bitwise(ins: Ins) -> Decoded:
     return predicate_logic(ins) if ins.type == "pred" else simple(ins)
 
 
-def add_with_carry(ins: Ins) -> Decoded:
-    raise ins.unsupported("carry flags")
-
-
-def has_negation(operands: tuple[Any, ...]) -> bool:
-    return any(isinstance(o, Not) for o in operands)
-
-
 RULES: dict[str, Callable[[Ins], Decoded]] = {
-    **{name: simple for name in _SIMPLE},
-    **{name: bitwise for name in ("and", "or", "xor", "not")},
+    **dict.fromkeys(_SIMPLE, simple),
+    **dict.fromkeys(("and", "or", "xor", "not"), bitwise),
     "lop3": lop3,
     "selp": selp,
     "slct": slct,
@@ -301,6 +295,5 @@ RULES: dict[str, Callable[[Ins], Decoded]] = {
     "set": setp,
     "cvt": cvt,
     "mov": mov,
-    "addc": add_with_carry,
-    "subc": add_with_carry,
+    **carry.RULES,
 }

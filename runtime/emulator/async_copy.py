@@ -92,9 +92,7 @@ class CopyEngine:
         else:
             whole = np.flatnonzero(valid == n)
             if len(whole):
-                data[whole] = c.globals.load(
-                    copy.ins, c, copy.lanes[whole], copy.source[whole], n
-                )
+                data[whole] = c.globals.load(copy.ins, c, copy.lanes[whole], copy.source[whole], n)
             raw = data.view(np.uint8).reshape(-1, n)
             for k in np.flatnonzero((valid > 0) & (valid < n)):
                 count = int(valid[k])

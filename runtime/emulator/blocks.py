@@ -15,7 +15,7 @@ import numpy as np
 
 from minitriton.runtime.emulator.alu import Alu
 from minitriton.runtime.emulator.decode import Blocking, Branch, Decoded, Exit
-from minitriton.runtime.emulator.module import Ins, Program, Reg, SReg
+from minitriton.runtime.emulator.module import Ins, Mem, Program, Reg, SReg
 from minitriton.runtime.emulator.operands import UNSIGNED, constant_bits
 from minitriton.runtime.emulator.syntax import Immediate, Not
 
@@ -97,7 +97,10 @@ def is_warp_wide(ins: Ins) -> bool:
 
 def may_load_undefined(ins: Ins) -> bool:
     """Whether the instruction reads memory whose bytes may never have been written."""
-    return ins.op == "ldmatrix" or (ins.op == "ld" and "global" not in ins.mods)
+    if ins.op != "ld":
+        return ins.op == "ldmatrix"
+    known = any(isinstance(o, Mem) and o.origin == "kparam" for o in ins.ops)
+    return not known and "global" not in ins.mods and "const" not in ins.mods
 
 
 class _Writer:

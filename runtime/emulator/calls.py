@@ -49,6 +49,8 @@ def _printf(c: Any, ix: Any, slots: list[int], result: int | None) -> None:
     if result is not None:
         at = c.local.base[lanes_of(c, ix)] + result
         c.local.views[4][at >> 2] = 1
+        if c.uninit is not None:
+            c.uninit.stored_bytes(c.local, at, 4)
 
 
 def format_c(text: bytes, data: bytes, read_string: Callable[[int], bytes]) -> str:

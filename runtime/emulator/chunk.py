@@ -1,4 +1,4 @@
-"""The state of the CTAs that execute together: registers, memories, lanes and what they wait for."""
+"""The CTAs that execute together: registers, memories, lanes and what they wait for."""
 
 from __future__ import annotations
 
@@ -69,13 +69,14 @@ class Chunk:
         self.plans: dict[int, Any] = {}
         self.reducing: dict[int, Any] = {}
         self._special: dict[str, np.ndarray] = {}
+        self.carry = np.zeros(self.L, bool)
         self.progress, self.clock, self.back_jumps = 0, 0, 0
         self.uniform = bool(self.live.all()) and launch.schedule == "round_robin"
         self.pc = 0
         self.key = np.where(self.live, 0, NOT_READY)
         self.lane_pc = np.zeros(self.L, np.int64)
         self.age = np.zeros(self.L >> 5, np.int64)
-        self.parked_on: dict[int, Any] = {}
+        self.parked_on = np.full(self.L, None, object)
         self.race = RaceDetector(self) if "race" in self.checks else None
         self.uninit = UninitTracker(self) if "uninit" in self.checks else None
         self.barriers = CtaBarriers(self)
@@ -141,15 +142,12 @@ class Chunk:
         self.split()
         self.lane_pc[lanes] = pc
         self.key[lanes] = NOT_READY
-        for lane in lanes[:: max(1, len(lanes) // 64)]:
-            self.parked_on[int(lane)] = waits_for
+        self.parked_on[lanes] = waits_for
 
     def unpark(self, lanes: np.ndarray, retry: bool = False) -> None:
         """Make parked lanes ready after (or, with ``retry``, at) their instruction."""
         if len(lanes):
             self.key[lanes] = self.lane_pc[lanes] + (0 if retry else 1)
-            for lane in lanes:
-                self.parked_on.pop(int(lane), None)
 
     def exit(self, lanes: np.ndarray) -> None:
         self.live[lanes] = False

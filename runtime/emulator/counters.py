@@ -10,7 +10,8 @@ from minitriton.runtime.emulator.checks import Location
 
 #: Floating-point operations per lane of scalar instructions (an fma counts two).
 _FLOPS = {"add": 1, "sub": 1, "mul": 1, "div": 1, "fma": 2, "mad": 2, "sqrt": 1, "rsqrt": 1,
-          "rcp": 1, "ex2": 1, "lg2": 1, "sin": 1, "cos": 1, "tanh": 1, "min": 1, "max": 1}  # fmt: skip
+          "rcp": 1, "ex2": 1, "lg2": 1, "sin": 1, "cos": 1, "tanh": 1, "min": 1,
+          "max": 1}  # fmt: skip
 _PER_TYPE = {"f16": 1, "bf16": 1, "f32": 1, "f64": 1, "f16x2": 2, "bf16x2": 2}
 
 

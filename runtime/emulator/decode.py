@@ -10,7 +10,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from minitriton.runtime.emulator import access, alu, async_copy, atomics, barriers, calls, warp
+from minitriton.runtime.emulator import (
+    access,
+    alu,
+    async_copy,
+    atomics,
+    barriers,
+    calls,
+    matrix,
+    warp,
+)
 from minitriton.runtime.emulator.alu import Alu
 from minitriton.runtime.emulator.module import Ins, Program
 
@@ -56,6 +65,7 @@ STEPS: dict[str, Callable[[Ins], Any]] = {
     **access.RULES,
     **atomics.RULES,
     **warp.RULES,
+    **matrix.RULES,
     **calls.RULES,
     **async_copy.RULES,
 }
@@ -76,7 +86,11 @@ def decode(ins: Ins) -> Decoded:
     build = STEPS.get(ins.op)
     if build is None:
         raise ins.unsupported()
-    return build(ins)
+    try:
+        return build(ins)
+    except (KeyError, IndexError, StopIteration, ValueError, AttributeError) as problem:
+        # Builders index operands and modifiers freely; a form they do not know ends here.
+        raise ins.unsupported(f"unknown form ({type(problem).__name__}: {problem})") from None
 
 
 def decode_all(program: Program) -> list[Decoded]:

@@ -21,11 +21,11 @@ from minitriton.runtime.emulator.checks import Deadlock, LaunchError, Unsupporte
 from minitriton.runtime.emulator.chunk import Chunk, Launch
 from minitriton.runtime.emulator.counters import Report, collect
 from minitriton.runtime.emulator.decode import decode_all
+from minitriton.runtime.emulator.flatten import flatten
 from minitriton.runtime.emulator.memory import Allocation, GlobalMemory, error
 from minitriton.runtime.emulator.module import (
     Program,
     align_up,
-    flatten,
     initial_bytes,
     type_bytes,
 )
@@ -124,8 +124,8 @@ class Emulator:
             blocks=found.blocks,
             memory=GlobalMemory([*allocations, *self._module_allocations]),
             params=_pack_params(found.program, params),
-            grid=tuple(grid),
-            block=tuple(block),
+            grid=(grid[0], grid[1], grid[2]),
+            block=(block[0], block[1], block[2]),
             shared_bytes=found.program.static_shared + shared_bytes,
             checks=chosen,
             landing=landing,
@@ -190,9 +190,7 @@ def _pack_params(program: Program, params: Sequence[bytes]) -> np.ndarray:
     image = bytearray(program.param_bytes)
     for slot, value in zip(program.params, params, strict=True):
         if len(value) > slot.nbytes:
-            raise LaunchError(
-                f"parameter {slot.name} is {slot.nbytes} bytes, {len(value)} given"
-            )
+            raise LaunchError(f"parameter {slot.name} is {slot.nbytes} bytes, {len(value)} given")
         image[slot.offset : slot.offset + len(value)] = value
     return np.frombuffer(bytes(image), np.uint8)
 
@@ -245,9 +243,7 @@ def _starts(launch: Launch, total: int, size: int) -> Iterator[int]:
     return iter(starts)
 
 
-def _refuse_stuck(
-    launch: Launch, spinning: deque[Scheduler], seen: dict[int, set[bytes]]
-) -> None:
+def _refuse_stuck(launch: Launch, spinning: deque[Scheduler], seen: dict[int, set[bytes]]) -> None:
     """Raise when every chunk has come back to a state it was in before, nothing having changed."""
     current = spinning[-1]
     states = seen.setdefault(current.c.first, set())

@@ -132,10 +132,10 @@ def _fma_exact(a: int, b: int, c: int, mode: str) -> int:
 
 
 def _divide_exact(a: int, b: int, mode: str) -> int:
-    x, y = (np.uint64(bits).view(np.float64) for bits in (a, b))
+    x, y = (float(np.uint64(bits).view(np.float64)) for bits in (a, b))
     if not (np.isfinite(x) and np.isfinite(y)) or x == 0 or y == 0:
         with np.errstate(all="ignore"):
-            return _special(float(x / y))
+            return _special(float(np.float64(x) / np.float64(y)))
     (x_int, x_exp), (y_int, y_exp) = _decode(a), _decode(b)
     quotient, rest = divmod(abs(x_int) << 120, abs(y_int))
     signed = -quotient if (x_int < 0) != (y_int < 0) else quotient
@@ -143,7 +143,7 @@ def _divide_exact(a: int, b: int, mode: str) -> int:
 
 
 def _sqrt_exact(a: int, mode: str) -> int:
-    x = np.uint64(a).view(np.float64)
+    x = float(np.uint64(a).view(np.float64))
     if not np.isfinite(x) or x <= 0:
         with np.errstate(all="ignore"):
             return _special(float(np.sqrt(x)))

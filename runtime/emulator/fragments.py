@@ -24,7 +24,7 @@ def _lanes() -> tuple[Indices, Indices]:
 def a_positions(rows: int, depth: int, packed: int) -> Indices:
     """Index [rows, depth] of each A element in values flattened as [register, lane, packed]."""
     group, t = _lanes()
-    index = np.empty((rows, depth), np.intp)
+    index: Indices = np.empty((rows, depth), np.intp)
     halves = rows // 8
     for register in range(halves * depth // (4 * packed)):
         for item in range(packed):
@@ -38,7 +38,7 @@ def a_positions(rows: int, depth: int, packed: int) -> Indices:
 def b_positions(depth: int, columns: int, packed: int) -> Indices:
     """Index [depth, columns] of each B element in values flattened as [register, lane, packed]."""
     group, t = _lanes()
-    index = np.empty((depth, columns), np.intp)
+    index: Indices = np.empty((depth, columns), np.intp)
     for register in range(depth // (4 * packed)):
         for item in range(packed):
             row = register * 4 * packed + packed * t + item
@@ -70,7 +70,7 @@ def ldmatrix_gather(num: int, trans: bool) -> tuple[Indices, Indices]:
     lower and upper 16-bit half, each 2 bytes from its own row. stmatrix writes there instead.
     """
     group, t = _lanes()
-    first = 8 * np.arange(num)[:, None]
+    first: Indices = 8 * np.arange(num)[:, None]
     if not trans:
         return first + group, np.broadcast_to(4 * t, (num, 32)).copy()
     lanes = np.stack([first + 2 * t, first + 2 * t + 1])

@@ -216,9 +216,7 @@ class Arena:
             hint = "pass enough dynamic shared memory" if self.name == "shared" else ""
             message = f"{n}-byte {self.name} access at offset {at:#x} of {self.size} bytes"
             lanes = np.broadcast_to(lanes_of(c, ix), np.broadcast_shapes(a.shape, (c.count(ix),)))
-            raise error(
-                OutOfBounds, ins, c, lanes[bad], message, hint, address=at, nbytes=n
-            )
+            raise error(OutOfBounds, ins, c, lanes[bad], message, hint, address=at, nbytes=n)
         if n > 1 and int(np.bitwise_or.reduce(a)) & (n - 1):
             bad = np.flatnonzero(a & (n - 1))
             raise misaligned(ins, c, ix, bad, f"{self.name} offset {int(a[bad[0]]):#x}", n)

@@ -20,41 +20,12 @@ from minitriton.runtime.emulator.formats import Bits, bits_dtype, quiet, width
 FLOAT_TYPES = frozenset({"f16", "bf16", "f16x2", "bf16x2", "f32", "f64"})
 FLOAT_RULES = {**SINGLE_RULES, **APPROXIMATE_RULES}
 MODIFIERS = frozenset(
-    [
-        "rn",
-        "rz",
-        "rm",
-        "rp",
-        "ftz",
-        "noftz",
-        "sat",
-        "relu",
-        "NaN",
-        "xorsign",
-        "abs",
-        "approx",
-        "full",
-        "lo",
-        "hi",
-        "wide",
-        "l",
-        "r",
-        "wrap",
-        "clamp",
-        "shiftamt",
-        "f4e",
-        "b4e",
-        "rc8",
-        "ecl",
-        "ecr",
-        "rc16",
-        "finite",
-        "infinite",
-        "number",
-        "notanumber",
-        "normal",
-        "subnormal",
-    ]
+    {
+        *("rn", "rz", "rm", "rp", "ftz", "noftz", "sat", "relu", "NaN", "xorsign", "abs"),
+        *("approx", "full", "lo", "hi", "wide", "l", "r", "wrap", "clamp", "shiftamt"),
+        *("f4e", "b4e", "rc8", "ecl", "ecr", "rc16"),
+        *("finite", "infinite", "number", "notanumber", "normal", "subnormal"),
+    }
 )
 
 

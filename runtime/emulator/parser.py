@@ -136,9 +136,7 @@ def _register_names(text: str) -> RegisterDecl:
     return RegisterDecl(type_name[1:], tuple(names))
 
 
-_LOC = re.compile(
-    r"\.loc\s+(\d+)\s+(\d+)\s+(\d+)(?:.*?inlined_at\s+(\d+)\s+(\d+)\s+(\d+))?", re.S
-)
+_LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+(\d+)(?:.*?inlined_at\s+(\d+)\s+(\d+)\s+(\d+))?", re.S)
 
 
 class _Builder:
@@ -166,7 +164,8 @@ class _Builder:
     pragma = section
 
     def variable(self, items: list[Any]) -> Variable:
-        space, type_name, name, align, count, init = "", "b8", "", 0, 1, None
+        space, type_name, name, align, init = "", "b8", "", 0, None
+        count: int | None = 1
         vector, linkage = 1, []
         for token in items:
             kind, text = token.type, str(token)
@@ -252,9 +251,7 @@ class _Builder:
             elif item.type == "FUNCATTR":
                 words = str(item)[1:].replace(",", " ").split()
                 attributes[words[0]] = tuple(int(w) for w in words[1:])
-        return FunctionDecl(
-            name, entry, results, lists[0] if lists else (), attributes, body, line
-        )
+        return FunctionDecl(name, entry, results, lists[0] if lists else (), attributes, body, line)
 
 
 def _pointee(token: Any) -> bool:

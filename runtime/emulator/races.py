@@ -150,8 +150,9 @@ class RaceDetector:
         if not clash.any():
             return
         if value is not None:
-            new = np.broadcast_to(value, at.shape)
-            clash &= (new != new[winner]) & (at == at[winner])
+            new = np.ascontiguousarray(np.broadcast_to(value, at.shape))
+            parts = new.view(np.uint64 if n > 8 else new.dtype).reshape(len(at), -1)
+            clash &= (parts != parts[winner]).any(1) & (at == at[winner])
         if clash.any():
             rows = len(cell) // len(at)
             everywhere = np.tile(clash, rows)

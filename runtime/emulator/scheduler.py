@@ -49,6 +49,7 @@ class Scheduler:
         self.spins = 0
         self.sticky: np.ndarray | None = None
         self.sticky_jumps = 0
+        self.at_meeting = np.zeros(chunk.L, bool)  # parked at a warp-wide instruction
         self.highest_first = False
         self.split_jumps = 0
         self.split_progress = 0
@@ -81,15 +82,16 @@ class Scheduler:
             lanes = met
         if not whole:
             self._watch_split()
-        trace = 0 if c.uninit is None else (2 if c.uninit.lanes else 1)
+        uninit = c.uninit
+        trace = 0 if uninit is None else (2 if uninit.lanes else 1)
         run = self.blocks.get(pc, lanes is None, whole, trace)
         self._count(run, lanes)
-        if trace == 2:
-            c.uninit.before(self.program.code[pc], lanes)
+        if uninit is not None and trace == 2:
+            uninit.before(self.program.code[pc], lanes)
         if run.fn is not None:
             run.fn(c, lanes)
-            if trace == 2:
-                c.uninit.after(self.program.code[pc], lanes)
+            if uninit is not None and trace == 2:
+                uninit.after(self.program.code[pc], lanes)
         control = run.control
         if control is None:
             self._move(lanes, run.end)
@@ -282,7 +284,7 @@ class Scheduler:
             if not len(lanes):
                 return None
         waiting = (c.key == NOT_READY) & c.live & (c.lane_pc == ins.pc)
-        waiting &= self._parked_at_meeting()
+        waiting &= self.at_meeting
         present = waiting
         present[lanes] = True
         present &= np.repeat(np.bincount(lanes >> 5, minlength=c.L >> 5) > 0, 32)
@@ -305,21 +307,9 @@ class Scheduler:
         if len(stay):
             c.park(stay, ins.pc, Meeting(ins))
         c.key[go] = ins.pc
-        for lane in go:
-            c.parked_on.pop(int(lane), None)
-        self.meeting_lanes()[go] = False
-        self.meeting_lanes()[stay] = True
+        self.at_meeting[go] = False
+        self.at_meeting[stay] = True
         return go if len(go) else None
-
-    def meeting_lanes(self) -> np.ndarray:
-        """Mask of lanes parked at a warp-wide instruction."""
-        found = self.c.plans.get("meeting")
-        if found is None:
-            found = self.c.plans["meeting"] = np.zeros(self.c.L, bool)  # type: ignore[index]
-        return found
-
-    def _parked_at_meeting(self) -> np.ndarray:
-        return self.meeting_lanes()
 
     def _partial(self, ins: Ins, lanes: np.ndarray) -> Exception:
         message = f"{ins.op} is executed by part of a warp"
@@ -330,7 +320,7 @@ class Scheduler:
         """Nothing is ready although lanes are alive: explain what each group waits for."""
         c = self.c
         parked = np.flatnonzero(c.live)
-        at_meeting = parked[self.meeting_lanes()[parked]]
+        at_meeting = parked[self.at_meeting[parked]]
         if len(at_meeting):
             ins = self.program.code[int(c.lane_pc[at_meeting[0]])]
             hint = "the membermask must name exactly the lanes that reach the instruction"
@@ -338,8 +328,8 @@ class Scheduler:
             raise error(DivergentAligned, ins, c, at_meeting, message, hint)
         reasons: dict[tuple[int, str], list[str]] = {}
         for lane in parked:
-            owner = c.parked_on.get(int(lane))
-            if owner is not None:
+            owner = c.parked_on[lane]
+            if owner is not None and len(reasons) < 64:
                 key = int(c.lane_pc[lane]), owner.describe(int(lane))
                 reasons.setdefault(key, []).append(c.lane_name(int(lane)))
         lines = []

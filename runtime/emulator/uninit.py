@@ -19,10 +19,11 @@ from minitriton.runtime.emulator.operands import lanes_of, reader
 from minitriton.runtime.emulator.syntax import Group, Not, Pair, Vector
 from minitriton.runtime.emulator.warp import shuffle_sources
 
-_NO_DEST = frozenset(
-    "st red bra brx ret exit trap cp call stmatrix prefetch prefetchu fence membar bar barrier "
-    "nanosleep discard applypriority griddepcontrol brkpt pmevent setmaxnreg mbarrier".split()
+_NO_DEST_NAMES = (
+    "st red bra brx ret exit trap cp call stmatrix prefetch prefetchu fence membar bar "
+    "barrier nanosleep discard applypriority griddepcontrol brkpt pmevent setmaxnreg mbarrier"
 )
+_NO_DEST = frozenset(_NO_DEST_NAMES.split())
 _ADDRESSES = frozenset({"ld", "ldu", "st", "atom", "red", "cp", "ldmatrix", "stmatrix"})
 _DEFINED_RESULT = frozenset({"mma", "vote", "redux", "match", "elect", "activemask", "ld", "ldu",
                              "ldmatrix", "atom"})  # fmt: skip
@@ -127,7 +128,7 @@ class UninitTracker:
         self, indices: tuple[int, ...], c: Any, ix: Any, at: np.ndarray, trans: bool
     ) -> None:
         """ldmatrix: offsets [warps, count, 32], or [warps, 2, count, 32] with trans."""
-        bad = self._undefined(c.shared, at, 2 if trans else 4)
+        bad: Any = self._undefined(c.shared, at, 2 if trans else 4)
         bad = bad.any(1) if trans else bad
         for j, i in enumerate(indices):
             self._set(i, ix, bad[:, j].reshape(-1))
@@ -147,16 +148,14 @@ class UninitTracker:
             view[at[self.bad_store] >> SHIFT[n]] = 0
         self.bad_store = None
 
-    def storing(
-        self, ins: Ins, c: Any, ix: Any, indices: tuple[int, ...], space: str
-    ) -> None:
+    def storing(self, ins: Ins, c: Any, ix: Any, indices: tuple[int, ...], space: str) -> None:
         """Before a store: an undefined value must not reach global memory."""
         self.bad_store = None
         rows = [self.lanes[i] for i in indices if i in self.lanes]
         if not rows:
             return
         lanes = lanes_of(c, ix)
-        bad = np.logical_or.reduce([row[lanes] for row in rows])
+        bad: Any = np.logical_or.reduce([row[lanes] for row in rows])
         if not bad.any():
             return
         if space in ("shared", "local"):

@@ -61,9 +61,7 @@ def test_every_removed_barrier_is_found(removed: int, schedule: str) -> None:
     body = TREE.replace(f"bar.sync 0; // {removed}", "")
     checks = ("race",)
     with pytest.raises(SharedRace) as caught:
-        evaluate(
-            body, words(256), 128, 2, declarations=SHARED, schedule=schedule, checks=checks
-        )
+        evaluate(body, words(256), 128, 2, declarations=SHARED, schedule=schedule, checks=checks)
     assert caught.value.ptx_line and caught.value.details["other_line"]
 
 
@@ -264,3 +262,14 @@ def test_checks_can_be_chosen() -> None:
     run(kernel(body, SHARED), np.zeros(32, np.uint32), words(32), checks=("race", "align"))
     with pytest.raises(UninitialisedRead):
         run(kernel(body, SHARED), np.zeros(32, np.uint32), words(32), checks=("uninit",))
+
+
+def test_equal_vector_stores_of_nan_bits_are_no_race() -> None:
+    body = """
+    mov.u32 %r5, 0x7ff80000;
+    mov.b32 %r6, {last};
+    st.shared.v4.b32 [s], {{%r5, %r5, %r5, %r6}};
+"""
+    evaluate(body.format(last="%r5"), words(32), declarations=SHARED, checks=("race",))
+    with pytest.raises(SharedRace):
+        evaluate(body.format(last="%r1"), words(32), declarations=SHARED, checks=("race",))

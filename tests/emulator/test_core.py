@@ -6,7 +6,6 @@ import io
 
 import numpy as np
 import pytest
-from tests.emulator.ptx_harness import evaluate, kernel, run
 
 from minitriton.runtime.emulator import (
     AssertFailed,
@@ -18,6 +17,7 @@ from minitriton.runtime.emulator import (
     Trap,
     UnsupportedPTX,
 )
+from tests.emulator.ptx_harness import evaluate, kernel, run
 
 RNG = np.random.default_rng(7)
 
@@ -438,3 +438,39 @@ def test_counters() -> None:
     assert report.bytes["load_global"] == 256 and report.bytes["store_global"] == 256
     assert report.flops["f32"] == 128 and report.mix["fma"] == 64
     assert report.lane_instructions == 64 * 13 and report.instructions == 2 * 13
+
+
+def test_carry_chain_adds_and_multiplies_wide_integers() -> None:
+    x = words(64)
+    body = """
+    add.s64 %d4, %d2, 128;
+    ld.global.u32 %r5, [%d2];
+    ld.global.u32 %r6, [%d4];
+    mul.lo.u32 %r7, %r5, %r6;
+    mad.lo.cc.u32 %r8, %r5, %r6, %r5;
+    madc.hi.u32 %r9, %r5, %r6, 0;
+    sub.cc.u32 %r10, %r5, %r6;
+    subc.u32 %r11, 0, 0;
+    add.cc.u32 %r12, %r5, %r6;
+    addc.u32 %r13, 0, 0;
+    xor.b32 %r8, %r8, %r9;
+    add.u32 %r8, %r8, %r11;
+    mad.lo.u32 %r8, %r13, 1000, %r8;
+    st.global.u32 [%d1], %r8;
+"""
+    out = np.zeros(32, np.uint32)
+    run(kernel(body), out, x)
+    for lane in range(32):
+        a, b = int(x[lane]), int(x[lane + 32])
+        wide = a * b + a
+        expected = ((wide & 0xFFFFFFFF) ^ (wide >> 32)) - (a < b) + 1000 * (a + b >> 32)
+        assert out[lane] == expected % 2**32
+
+
+@pytest.mark.parametrize(
+    "text", ["ld.global.b128 %d4, [%d2];", "shfl.sync.up.b64 %r5, %r1;", "atom.global.foo.u32 %r5;"]
+)
+def test_odd_forms_are_refused_not_crashed(text: str) -> None:
+    with pytest.raises(UnsupportedPTX) as caught:
+        Emulator(kernel(text))
+    assert caught.value.ptx_line

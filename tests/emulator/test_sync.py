@@ -171,7 +171,9 @@ A:
 """
     with pytest.raises(DivergentAligned, match="part of a warp"):
         evaluate(body, words())
-    evaluate(body.replace("bar.sync", "barrier.cta.sync").replace("5;\n    @", "0;\n    @"), words())
+    evaluate(
+        body.replace("bar.sync", "barrier.cta.sync").replace("5;\n    @", "0;\n    @"), words()
+    )
 
 
 def test_named_barriers_with_counts_and_roles() -> None:

@@ -1,0 +1,177 @@
+"""scf.for, scf.while and scf.if over tiles: one loop-carried value per register that is needed.
+
+The body of a scf.for is lowered first, in a block of its own; a register of a loop-carried tile
+becomes a block argument when something reads it. A tile of pointers that is stepped through the
+loop so costs one value per vector access, not one per element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from minitriton.codegen.emit import attribute
+from minitriton.codegen.tile import LazyRegisters, Tile, carried
+from minitriton.ir.encoding import layout_of
+from minitriton.ir.mlir import ir
+
+if TYPE_CHECKING:
+    from minitriton.codegen.lower import Lowering
+
+NO_UNROLL = "#llvm.loop_annotation<unroll = <disable = true>>"
+
+
+class _CarriedValues:
+    """The loop-carried values of a scf.for: grows while its body and yields are lowered."""
+
+    def __init__(self, lowering: Lowering, op: ir.Operation, block: ir.Block) -> None:
+        self.lowering = lowering
+        self.block = block
+        self.loc = op.location
+        self.inits = list(op.operands)[3:]
+        self.slots: list[tuple[int, int]] = []  # (iter arg, register) of each block argument
+
+    def argument(self, index: int, type_: ir.Type) -> Tile | ir.Value:
+        """What the body sees as iter arg `index` of tile-IR type `type_`."""
+        if not isinstance(type_, ir.RankedTensorType):
+            return self._add(index, 0, carried(type_))
+        layout, element = layout_of(type_), carried(type_.element_type)
+        registers = LazyRegisters(
+            layout.num_registers, lambda register: self._add(index, register, element)
+        )
+        return Tile(layout, element, registers)
+
+    def _add(self, index: int, register: int, type_: ir.Type) -> ir.Value:
+        self.slots.append((index, register))
+        return self.block.add_argument(type_, self.loc)
+
+    def yields(self, yielded: Sequence[ir.Value]) -> list[ir.Value]:
+        """The next values of all arguments; reading them may ask for more arguments."""
+        values: list[ir.Value] = []
+        while len(values) < len(self.slots):
+            index, register = self.slots[len(values)]
+            values.append(self.lowering.registers(yielded[index])[register])
+        return values
+
+    def initial(self) -> list[ir.Value]:
+        return [self.lowering.registers(self.inits[i])[register] for i, register in self.slots]
+
+
+def _for(lowering: Lowering, op: ir.Operation) -> None:
+    body = op.regions[0].blocks[0]
+    parameters = list(body.arguments)
+    bounds = [lowering.scalar(v) for v in list(op.operands)[:3]]
+    # a region to build the body in: the loop itself needs to know its arguments first
+    holder = ir.Operation.create("scf.execute_region", [], [], None, None, 1, op.location)
+    block = holder.regions[0].blocks.append(parameters[0].type, arg_locs=[op.location])
+    carried_values = _CarriedValues(lowering, op, block)
+    lowering.set(parameters[0], block.arguments[0])
+    arguments = []
+    for index, parameter in enumerate(parameters[1:]):
+        arguments.append(carried_values.argument(index, parameter.type))
+        lowering.set(parameter, arguments[-1])
+    used = [index for index, result in enumerate(op.results) if _is_used(result)]
+    with lowering.builder.at(ir.InsertionPoint(block)):
+        terminator = lowering.lower_block(body)
+        for index in used:
+            argument = arguments[index]
+            if isinstance(argument, Tile):
+                list(argument.registers)
+        yields = carried_values.yields(list(terminator.operands))
+        lowering.create("scf.yield", (), yields)
+    lowering.builder.loc = op.location
+    initial = carried_values.initial()
+    loop = lowering.create(
+        "scf.for",
+        [v.type for v in initial],
+        [*bounds, *initial],
+        {"loop_annotation": attribute(_annotation(op))},
+        regions=1,
+    )
+    block.append_to(loop.regions[0])
+    holder.erase()
+    place = {slot: i for i, slot in enumerate(carried_values.slots)}
+    results = list(loop.results)
+    for index in used:
+        count = len(lowering.registers(parameters[index + 1]))
+        values = [results[place[index, register]] for register in range(count)]
+        lowering.set_registers(op.results[index], values)
+
+
+def _is_used(value: ir.Value) -> bool:
+    return next(iter(value.uses), None) is not None
+
+
+def _annotation(op: ir.Operation) -> str:
+    """Loops stay rolled unless the kernel asks: LLVM would copy the main loop up to four times."""
+    if "mt.unroll" in op.attributes:
+        count = ir.IntegerAttr(op.attributes["mt.unroll"]).value
+        if count > 1:
+            return f"#llvm.loop_annotation<unroll = <count = {count} : i32>>"
+    return NO_UNROLL
+
+
+def _flat_types(types: Sequence[ir.Type]) -> list[ir.Type]:
+    """One carried type per register of values of tile-IR types."""
+    flat: list[ir.Type] = []
+    for type_ in types:
+        if isinstance(type_, ir.RankedTensorType):
+            flat += [carried(type_.element_type)] * layout_of(type_).num_registers
+        else:
+            flat.append(carried(type_))
+    return flat
+
+
+def _flat_values(lowering: Lowering, values: Sequence[ir.Value]) -> list[ir.Value]:
+    return [register for value in values for register in lowering.registers(value)]
+
+
+def _bind(lowering: Lowering, values: Sequence[ir.Value], flat: Sequence[ir.Value]) -> None:
+    """Records flat registers as the lowered form of tile-IR values."""
+    position = 0
+    for value in values:
+        type_ = value.type
+        count = (
+            layout_of(type_).num_registers if isinstance(type_, ir.RankedTensorType) else 1
+        )
+        lowering.set_registers(value, list(flat[position : position + count]))
+        position += count
+
+
+def _if(lowering: Lowering, op: ir.Operation) -> None:
+    condition = lowering.scalar(op.operands[0])
+    used = [index for index, result in enumerate(op.results) if _is_used(result)]
+    types = _flat_types([op.results[i].type for i in used])
+    created = lowering.create("scf.if", types, [condition], regions=2)
+    for source, target in zip(op.regions, created.regions, strict=True):
+        if not len(source.blocks):
+            continue
+        block = target.blocks.append()
+        with lowering.builder.at(ir.InsertionPoint(block)):
+            terminator = lowering.lower_block(source.blocks[0])
+            values = [terminator.operands[i] for i in used]
+            lowering.create("scf.yield", (), _flat_values(lowering, values))
+    _bind(lowering, [op.results[i] for i in used], list(created.results))
+
+
+def _while(lowering: Lowering, op: ir.Operation) -> None:
+    initial = _flat_values(lowering, list(op.operands))
+    created = lowering.create(
+        "scf.while", _flat_types([r.type for r in op.results]), initial, regions=2
+    )
+    for source_region, target in zip(op.regions, created.regions, strict=True):
+        source = source_region.blocks[0]
+        parameters = list(source.arguments)
+        types = _flat_types([p.type for p in parameters])
+        block = target.blocks.append(*types, arg_locs=[op.location] * len(types))
+        _bind(lowering, parameters, list(block.arguments))
+        with lowering.builder.at(ir.InsertionPoint(block)):
+            terminator = lowering.lower_block(source)
+            # scf.condition or scf.yield, with the same operands flattened
+            lowering.create(
+                terminator.name, (), _flat_values(lowering, list(terminator.operands))
+            )
+    _bind(lowering, list(op.results), list(created.results))
+
+
+RULES = {"scf.for": _for, "scf.if": _if, "scf.while": _while}

@@ -1,0 +1,267 @@
+"""mt.dot on tensor cores: the mma.sync m16n8 instructions that the layouts describe.
+
+Operand registers are packed into the 32-bit registers of the instructions; where they come from
+ldmatrix, LLVM cancels the packing. Dots marked `mt.fma` go to dot_fma.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from minitriton.codegen import dot_fma
+from minitriton.codegen.emit import attribute, width_of
+from minitriton.codegen.fp8_upcast import fp8_pairs
+from minitriton.codegen.lower import Lowering, integer_attribute
+from minitriton.codegen.mma import (
+    Fragment,
+    Mma,
+    MmaKind,
+    accumulator_registers,
+    accumulator_words,
+    mma_instruction,
+)
+from minitriton.ir.diagnostics import InternalError
+from minitriton.ir.layouts import MmaTile, mma_tiles
+from minitriton.ir.mlir import ir
+
+Words = dict[tuple[int, ...], list[ir.Value]]
+
+
+def lower_dot(lowering: Lowering, op: ir.Operation) -> None:
+    if "mt.fma" in op.attributes:
+        return dot_fma.lower_dot_fma(lowering, op)
+    result = op.results[0]
+    tiles = _tiles(op)
+    accumulators = {
+        tile.c: accumulator_words(
+            lowering, result.type.element_type, _pick(lowering, op.operands[2], tile.c)
+        )
+        for tile in tiles
+    }
+    if op.operands[0].type.element_type == lowering.f32:
+        _tf32(lowering, op, tiles, accumulators)
+    elif _is_fp8(op):
+        _fp8(lowering, op, tiles, accumulators)
+    else:
+        _plain(lowering, op, tiles, accumulators)
+    registers: list[ir.Value | None] = [None] * len(lowering.registers(result_source(op)))
+    for c, words in accumulators.items():
+        values = accumulator_registers(lowering, result.type.element_type, words)
+        for register, value in zip(c, values, strict=True):
+            registers[register] = value
+    return lowering.set_registers(result, [value for value in registers if value is not None])
+
+
+def result_source(op: ir.Operation) -> ir.Value:
+    """The accumulator operand, whose layout is the result's."""
+    return op.operands[2]
+
+
+def _tiles(op: ir.Operation) -> list[MmaTile]:
+    a, b = (tuple(value.type.shape) for value in op.operands[:2])
+    warps = tuple(ir.DenseI32ArrayAttr(op.attributes["mt.warps"]))
+    shape = (*a[:-2], a[-2], b[-1], a[-1])
+    return list(mma_tiles(shape, warps, width_of(op.operands[0].type.element_type)))
+
+
+def _pick(lowering: Lowering, value: ir.Value, registers: Sequence[int]) -> list[ir.Value]:
+    source = lowering.registers(value)
+    return [source[register] for register in registers]
+
+
+def _is_fp8(op: ir.Operation) -> bool:
+    return isinstance(op.operands[0].type.element_type, (ir.Float8E4M3FNType, ir.Float8E5M2Type))
+
+
+def _packed(
+    lowering: Lowering, value: ir.Value, fragments: Sequence[tuple[int, ...]]
+) -> Words:
+    """Per fragment its 32-bit words, packed once however many instructions read it."""
+    per_word = 32 // width_of(value.type.element_type)
+    words: Words = {}
+    for registers in fragments:
+        if registers not in words:
+            values = _pick(lowering, value, registers)
+            words[registers] = [
+                lowering.join_bits(values[i : i + per_word], lowering.i32)
+                for i in range(0, len(values), per_word)
+            ]
+    return words
+
+
+def _plain(
+    lowering: Lowering,
+    op: ir.Operation,
+    tiles: Sequence[MmaTile],
+    accumulators: dict[tuple[int, ...], list[ir.Value]],
+) -> None:
+    """f16, bf16 and int8: one instruction per tile."""
+    mma = mma_instruction(lowering, _kind(lowering, op), op.results[0].type.element_type)
+    a = _packed(lowering, op.operands[0], [tile.a for tile in tiles])
+    b = _packed(lowering, op.operands[1], [tile.b for tile in tiles])
+    for tile in tiles:
+        accumulators[tile.c] = mma(a[tile.a], b[tile.b], accumulators[tile.c])
+
+
+def _kind(lowering: Lowering, op: ir.Operation) -> MmaKind:
+    element = op.operands[0].type.element_type
+    if element == lowering.i8:
+        names = ["u8" if f"mt.unsigned_{side}" in op.attributes else "s8" for side in "ab"]
+        return MmaKind(names[0], names[1], 32)
+    if element == lowering.f16 or element == lowering.bf16:
+        return MmaKind(str(element), str(element), 16)
+    raise InternalError("codegen", f"no tensor-core dot of {element} at {op.location}")
+
+
+# fp8
+
+
+def _fp8(
+    lowering: Lowering,
+    op: ir.Operation,
+    tiles: Sequence[MmaTile],
+    accumulators: dict[tuple[int, ...], list[ir.Value]],
+) -> None:
+    """Natively, or as two f16 instructions per tile after widening in registers."""
+    native = lowering.target.has("fp8_mma") and op.results[0].type.element_type == lowering.f32
+    if native:
+        _fp8_native(lowering, op, tiles, accumulators)
+        return
+    mma = mma_instruction(lowering, MmaKind("f16", "f16", 16), op.results[0].type.element_type)
+    a = _widened(lowering, op.operands[0], [tile.a for tile in tiles])
+    b = _widened(lowering, op.operands[1], [tile.b for tile in tiles])
+    for tile in tiles:
+        # any order of K will do as long as both sides agree: low and high pairs of each word
+        # take the places of the two K halves
+        words_a, words_b = a[tile.a], b[tile.b]
+        for half in range(2):
+            first, second = words_a[4 * half : 4 * half + 2], words_a[4 * half + 2 : 4 * half + 4]
+            fragment = [first[0], second[0], first[1], second[1]]
+            accumulators[tile.c] = mma(
+                fragment, words_b[2 * half : 2 * half + 2], accumulators[tile.c]
+            )
+
+
+def _widened(lowering: Lowering, value: ir.Value, fragments: Sequence[tuple[int, ...]]) -> Words:
+    """Per fragment: for each of its 32-bit words the two f16 pairs in it."""
+    element = value.type.element_type
+    words: Words = {}
+    for registers in fragments:
+        if registers not in words:
+            values = _pick(lowering, value, registers)
+            words[registers] = fp8_pairs(lowering, values, element)
+    return words
+
+
+def _fp8_native(
+    lowering: Lowering,
+    op: ir.Operation,
+    tiles: Sequence[MmaTile],
+    accumulators: dict[tuple[int, ...], list[ir.Value]],
+) -> None:
+    """Tensor cores sum fp8 products with few bits; `max_imprecise` bounds such a chain."""
+    names = [_fp8_name(value.type.element_type) for value in op.operands[:2]]
+    mma = mma_instruction(lowering, MmaKind(names[0], names[1], 32), lowering.f32)
+    a = _packed(lowering, op.operands[0], [tile.a for tile in tiles])
+    b = _packed(lowering, op.operands[1], [tile.b for tile in tiles])
+    limit = integer_attribute(op, "max_imprecise", 0)
+    steps = max(1, limit // 32) if 0 < limit < op.operands[0].type.shape[-1] else 0
+    if not steps:
+        for tile in tiles:
+            accumulators[tile.c] = mma(a[tile.a], b[tile.b], accumulators[tile.c])
+        return
+    partial: dict[tuple[int, ...], list[ir.Value]] = {}
+    zeros = [lowering.zero(lowering.f32)] * 4
+    last = max(tile.k for tile in tiles)
+    for tile in tiles:
+        partial[tile.c] = mma(a[tile.a], b[tile.b], partial.get(tile.c, zeros))
+        if (tile.k + 1) % steps == 0 or tile.k == last:
+            accumulators[tile.c] = [
+                lowering.binary("addf", total, part)
+                for total, part in zip(accumulators[tile.c], partial.pop(tile.c), strict=True)
+            ]
+
+
+def _fp8_name(element: ir.Type) -> str:
+    return "e5m2" if isinstance(element, ir.Float8E5M2Type) else "e4m3"
+
+
+# f32 by tf32 instructions
+
+
+def _tf32(
+    lowering: Lowering,
+    op: ir.Operation,
+    tiles: Sequence[MmaTile],
+    accumulators: dict[tuple[int, ...], list[ir.Value]],
+) -> None:
+    mma = mma_instruction(lowering, MmaKind("tf32", "tf32", 8), lowering.f32)
+    high: list[Words] = []
+    low: list[Words] = []
+    thrice = ir.StringAttr(op.attributes["input_precision"]).value == "tf32x3"
+    for operand, fragments in (
+        (op.operands[0], {tile.a for tile in tiles}),
+        (op.operands[1], {tile.b for tile in tiles}),
+    ):
+        rounded, rest = {}, {}
+        for registers in sorted(fragments):
+            values = _pick(lowering, operand, registers)
+            rounded[registers] = [to_tf32(lowering, value) for value in values]
+            if thrice:
+                rest[registers] = [
+                    _rest(lowering, value, word)
+                    for value, word in zip(values, rounded[registers], strict=True)
+                ]
+        high.append(rounded)
+        low.append(rest)
+    if thrice:
+        _add_corrections(lowering, mma, tiles, high, low, accumulators)
+    for tile in tiles:
+        accumulators[tile.c] = mma(high[0][tile.a], high[1][tile.b], accumulators[tile.c])
+
+
+def to_tf32(lowering: Lowering, value: ir.Value) -> ir.Value:
+    """An f32 rounded to tf32 (to nearest, ties away from zero), as an i32 word."""
+    attributes = {
+        "rnd": attribute("#nvvm.fp_rnd_mode<rna>"),
+        "sat": attribute("#nvvm.sat_mode<none>"),
+        "relu": ir.BoolAttr.get(False),
+    }
+    return lowering.op("nvvm.convert.float.to.tf32", lowering.i32, (value,), attributes)
+
+
+def _rest(lowering: Lowering, value: ir.Value, word: ir.Value) -> ir.Value:
+    """What rounding to tf32 lost, itself rounded to tf32."""
+    rounded = lowering.bitcast(word, lowering.f32)
+    return to_tf32(lowering, lowering.binary("subf", value, rounded))
+
+
+def _add_corrections(
+    lowering: Lowering,
+    mma: Mma,
+    tiles: Sequence[MmaTile],
+    high: Sequence[Words],
+    low: Sequence[Words],
+    accumulators: dict[tuple[int, ...], list[ir.Value]],
+) -> None:
+    """Adds low x high + high x low, unless infinities made that sum meaningless."""
+    zeros = [lowering.zero(lowering.f32)] * 4
+    sums: dict[tuple[int, ...], list[ir.Value]] = {}
+    for tile in tiles:
+        partial: Fragment = sums.get(tile.c, zeros)
+        partial = mma(low[0][tile.a], high[1][tile.b], list(partial))
+        sums[tile.c] = mma(high[0][tile.a], low[1][tile.b], partial)
+    for c, partial in sums.items():
+        accumulators[c] = [
+            lowering.binary("addf", total, _finite_or_zero(lowering, part))
+            for total, part in zip(accumulators[c], partial, strict=True)
+        ]
+
+
+def _finite_or_zero(lowering: Lowering, value: ir.Value) -> ir.Value:
+    magnitude = lowering.and_(lowering.bitcast(value, lowering.i32), 0x7FFFFFFF)
+    finite = lowering.compare("ult", magnitude, 0x7F800000)
+    return lowering.select(finite, value, lowering.zero(lowering.f32))
+
+
+RULES = {"mt.dot": lower_dot}

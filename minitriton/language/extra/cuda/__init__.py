@@ -1,0 +1,7 @@
+"""`tl.extra.cuda`: the name under which Triton kernels import libdevice."""
+
+from __future__ import annotations
+
+from minitriton.language.extra import libdevice
+
+__all__ = ["libdevice"]

@@ -1,0 +1,27 @@
+"""Library functions written in the language itself."""
+
+# mypy: ignore-errors
+# (the functions are read by our compiler, not run by Python)
+from __future__ import annotations
+
+from minitriton.frontend.source import DeviceFunction
+
+
+@DeviceFunction
+def swizzle2d(i, j, size_i, size_j, size_g):
+    """Indices (i, j) of a row-major size_i x size_j grid regrouped in column-major bands.
+
+    Bands are `size_g` rows high: neighbouring programs then share data in L2.
+    """
+    linear = i * size_j + j
+    in_band = size_g * size_j
+    band = linear // in_band
+    first_row = band * size_g
+    height = _smaller(size_i - first_row, size_g)
+    within = linear % in_band
+    return first_row + within % height, within // height
+
+
+@DeviceFunction
+def _smaller(a, b):
+    return min(a, b)

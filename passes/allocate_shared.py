@@ -1,0 +1,142 @@
+"""Gives every shared-memory buffer and scratch area its place, by liveness.
+
+    before: mt.local_alloc, mt.convert_layout     after: the same with mt.offset = bytes : i32,
+                                                  module attribute mt.shared_bytes : i32
+
+Requires: layouts. Ensures: areas whose lives overlap do not overlap in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from minitriton.ir.builder import i32_attr
+from minitriton.ir.diagnostics import CompileError, Diagnostic, Note
+from minitriton.ir.mlir import ir
+from minitriton.ir.target import Target
+from minitriton.passes.shared_usage import buffer_bytes, scratch_of
+from minitriton.passes.source_span import span_of
+from minitriton.passes.tile_pass import PassOptions
+from minitriton.passes.traversal import Value, blocks_of, kernel_of, ops_of
+
+BUFFER_ALIGNMENT = 128  # a whole row of banks, so that swizzles fall where they were planned
+LOOPS = frozenset(("scf.for", "scf.while"))
+
+
+@dataclass(frozen=True)
+class Area:
+    """Memory needed from program point `first` to `last`, both included."""
+
+    bytes: int
+    first: int
+    last: int
+
+
+def run(module: ir.Module, target: Target, options: PassOptions) -> None:
+    """Adds mt.offset and mt.shared_bytes; CompileError where the target has too little memory."""
+    owners, areas = _areas(kernel_of(module))
+    offsets = place(areas)
+    for op, offset in zip(owners, offsets, strict=True):
+        op.attributes["mt.offset"] = i32_attr(offset)
+    total = max((o + a.bytes for o, a in zip(offsets, areas, strict=True)), default=0)
+    total = _aligned(total, 16)
+    module.operation.attributes["mt.shared_bytes"] = i32_attr(total)
+    if total > target.max_shared_bytes:
+        raise _too_large(total, target, owners, areas)
+
+
+def place(areas: Sequence[Area]) -> list[int]:
+    """An offset for each area: largest first, each at the lowest place free during its life."""
+    offsets = [0] * len(areas)
+    placed: list[int] = []
+    for index in sorted(range(len(areas)), key=lambda i: (-areas[i].bytes, areas[i].first)):
+        area = areas[index]
+        taken = sorted(
+            (offsets[other], offsets[other] + areas[other].bytes)
+            for other in placed
+            if areas[other].first <= area.last and area.first <= areas[other].last
+        )
+        offset = 0
+        for start, end in taken:
+            if offset + area.bytes <= start:
+                break
+            offset = max(offset, _aligned(end, BUFFER_ALIGNMENT))
+        offsets[index] = offset
+        placed.append(index)
+    return offsets
+
+
+def _aligned(value: int, alignment: int) -> int:
+    return -(-value // alignment) * alignment
+
+
+def _areas(function: ir.Operation) -> tuple[list[ir.Operation], list[Area]]:
+    """Every op that needs memory, and what it needs."""
+    points: dict[ir.Operation, tuple[int, int]] = {}
+    order: list[ir.Operation] = []
+    _number(function, points, order)
+    owners, areas = [], []
+    for op in order:
+        first = points[op][0]
+        if op.name == "mt.local_alloc":
+            last = _last_use(op, op.results[0], points)
+            owners.append(op)
+            areas.append(Area(buffer_bytes(op.results[0].type), first, max(first, last)))
+            continue
+        scratch = scratch_of(op)
+        if scratch is not None:
+            owners.append(op)
+            areas.append(Area(scratch.bytes, first, first))
+    return owners, areas
+
+
+def _number(
+    parent: ir.Operation, points: dict[ir.Operation, tuple[int, int]], order: list[ir.Operation]
+) -> None:
+    """Program points (of the op, of its end); reduce and scan regions hold no memory ops."""
+    for block in blocks_of(parent):
+        for op in ops_of(block):
+            first = len(order)
+            order.append(op)
+            if op.name.startswith("scf."):
+                _number(op, points, order)
+            points[op] = (first, len(order) - 1)
+
+
+def _last_use(
+    alloc: ir.Operation, value: Value, points: dict[ir.Operation, tuple[int, int]]
+) -> int:
+    """Last program point at which the buffer is needed: a use in a loop lasts to the loop's end."""
+    last = 0
+    for use in value.uses:
+        user = use.owner.operation
+        for result in user.results:
+            if user.name in ("mt.mem_index", "mt.mem_trans"):
+                last = max(last, _last_use(alloc, result, points))
+        point, around = points[user][1], user
+        while around.block != alloc.block:
+            around = around.parent.operation
+            if around.name in LOOPS:
+                point = points[around][1]
+        last = max(last, point)
+    return last
+
+
+def _too_large(
+    total: int, target: Target, owners: Sequence[ir.Operation], areas: Sequence[Area]
+) -> CompileError:
+    largest = sorted(zip(areas, owners, strict=True), key=lambda pair: -pair[0].bytes)[:8]
+    notes = tuple(
+        Note(f"{area.bytes:>8} bytes for {op.name}", span_of(op.location)) for area, op in largest
+    )
+    return CompileError(
+        Diagnostic(
+            f"the kernel needs {total} bytes of shared memory, "
+            f"{target.arch} has {target.max_shared_bytes} per CTA",
+            span_of(largest[0][1].location),
+            "the largest user",
+            "use smaller tiles or fewer num_stages",
+            notes,
+        )
+    )

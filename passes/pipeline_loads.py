@@ -1,0 +1,169 @@
+"""Multi-buffers the loads of a loop that feed dots, through cp.async.
+
+    before: for { %a = load %p; dot(convert %a) }
+    after:  buffer [stages]; copies of the first stages-1 iterations; for { wait; barrier; copy for
+            iteration i+stages-1; dot(local_load slot) }; wait for all
+
+Requires: layouts. Ensures: the same values; copies past the last iteration are masked off. A loop
+that may write global memory, and loads whose address or mask cannot be computed ahead, are left
+alone; remarks say why.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from minitriton.ir import layouts
+from minitriton.ir.axis_analysis import AxisFacts, analyse
+from minitriton.ir.conversion import storage_bits
+from minitriton.ir.dialect import element_of
+from minitriton.ir.encoding import layout_of
+from minitriton.ir.linear_layout import LinearLayout
+from minitriton.ir.mlir import ir
+from minitriton.ir.target import Target
+from minitriton.ir.types import bit_width
+from minitriton.passes.ahead_of_time import AheadOfTime
+from minitriton.passes.multi_buffer import rewrite_loop
+from minitriton.passes.op_classes import is_tile, widens
+from minitriton.passes.remarks import add_remark
+from minitriton.passes.simplify import upstream
+from minitriton.passes.tile_pass import PassOptions
+from minitriton.passes.traversal import (
+    defining_op,
+    int_array,
+    int_attribute,
+    kernel_of,
+    ops_of,
+    splat_constant,
+    walk,
+)
+
+MIN_COPY_BYTES = 4  # cp.async moves 4, 8 or 16 bytes
+SHARED_RESERVE = 2048  # left for scratch inside the loop
+_WRITES = frozenset(("mt.store", "mt.atomic_rmw", "mt.atomic_cas", "mt.barrier", "scf.while"))
+
+
+@dataclass(frozen=True)
+class Staged:
+    """A load to be multi-buffered and the shared layout of its slots."""
+
+    load: ir.Operation
+    slot: LinearLayout
+    bytes: int
+
+
+def run(module: ir.Module, target: Target, options: PassOptions) -> None:
+    """Rewrites all loops of the kernel that qualify."""
+    if not options.pipeline_loads or not target.has("cp_async"):
+        return
+    function = kernel_of(module)
+    loops = [op for op in walk(function) if op.name == "scf.for"]
+    default = int_attribute(module.operation, "mt.num_stages", 1)
+    facts = analyse(function) if loops else AxisFacts()
+    changed = False
+    for loop in loops:
+        stages = int_attribute(loop, "mt.num_stages", default)
+        changed |= _pipeline(module, loop, stages, facts, target)
+    if changed:
+        upstream(module, options)
+
+
+def _pipeline(
+    module: ir.Module, loop: ir.Operation, stages: int, facts: AxisFacts, target: Target
+) -> bool:
+    feeding = [
+        op
+        for op in ops_of(loop.regions[0].blocks[0])
+        if op.name == "mt.load" and is_tile(op.results[0]) and _dot_operand(op) is not None
+    ]
+    if not feeding or stages <= 1:
+        return False
+    if any(op.name in _WRITES for op in walk(loop)):
+        add_remark(module, loop, "loop not pipelined: it may write memory that it reads")
+        return False
+    ahead = AheadOfTime(loop)
+    staged = []
+    for load in feeding:
+        reason = _refusal(load, ahead, facts)
+        if reason:
+            add_remark(module, load, f"load not pipelined: {reason}")
+        else:
+            staged.append(_stage(load, facts))
+    if not staged:
+        return False
+    fitting = (target.max_shared_bytes - SHARED_RESERVE) // sum(s.bytes for s in staged)
+    if fitting < stages:
+        add_remark(module, loop, f"num_stages {stages} reduced to {fitting}: shared memory")
+        stages = fitting
+    if stages < 2:
+        return False
+    loop = rewrite_loop(loop, [(s.load, s.slot) for s in staged], ahead, stages)
+    add_remark(module, loop, f"{len(staged)} loads pipelined in {stages} stages with cp.async")
+    return True
+
+
+def _refusal(load: ir.Operation, ahead: AheadOfTime, facts: AxisFacts) -> str | None:
+    """Why a load cannot become an asynchronous copy; None if it can."""
+    if "volatile" in load.attributes:
+        return "it is volatile"
+    operands = list(load.operands)
+    if len(operands) == 3 and not _is_zero(operands[2]):
+        return "masked elements are not zero"
+    dim, width = _fastest(load, facts)
+    if width < MIN_COPY_BYTES:
+        return f"only {width} contiguous bytes along dimension {dim} are proved"
+    if not ahead.qualifies(operands[:2]):
+        return "its address or mask depends on values loaded or computed in the loop"
+    return None
+
+
+def _is_zero(value: ir.Value) -> bool:
+    constant = splat_constant(defining_op(value))
+    if constant is None:
+        return False
+    if isinstance(constant, ir.IntegerAttr):
+        return ir.IntegerAttr(constant).value == 0
+    number = ir.FloatAttr(constant).value
+    return number == 0 and str(number)[0] != "-"  # cp.async fills with +0
+
+
+def _fastest(load: ir.Operation, facts: AxisFacts) -> tuple[int, int]:
+    """(dimension, bytes) of the widest copy one thread can make."""
+    layout = layout_of(load.results[0].type)
+    size = storage_bits(bit_width(element_of(load.results[0].type))) // 8
+    best = (layout.rank - 1, 0)
+    for dim, limit in enumerate(facts.access_limits(load)):
+        width = min(limit, layout.contiguous_registers(dim, max(1, 16 // size)).width) * size
+        if width > best[1]:
+            best = (dim, width)
+    return best
+
+
+def _stage(load: ir.Operation, facts: AxisFacts) -> Staged:
+    type_ = load.results[0].type
+    shape = tuple(type_.shape)
+    bits = storage_bits(bit_width(type_.element_type))
+    fastest, _ = _fastest(load, facts)
+    order = (fastest, *(d for d in reversed(range(len(shape))) if d != fastest))
+    slot = layouts.shared_for_mma_operand(shape, order, bits, _dot_operand(load))
+    return Staged(load, slot, prod(shape) * bits // 8)
+
+
+def _dot_operand(load: ir.Operation) -> int | None:
+    """The operand position of a dot that the load reaches through conversions, casts and
+    transposes (as seen in the load's own order of dimensions); None where it reaches none."""
+    pending = [(load.results[0], False)]
+    while pending:
+        value, flipped = pending.pop()
+        for use in value.uses:
+            user = use.owner.operation
+            if user.name == "mt.dot" and use.operand_number < 2:
+                return use.operand_number ^ flipped
+            if user.name == "mt.convert_layout" or widens(user) or user.name == "arith.bitcast":
+                pending.append((user.results[0], flipped))
+            elif user.name == "mt.trans":
+                order = int_array(user, "order")
+                swaps = order[-2:] == [len(order) - 1, len(order) - 2]
+                pending.append((user.results[0], flipped ^ swaps))
+    return None

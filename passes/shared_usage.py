@@ -1,0 +1,112 @@
+"""What each op does with shared memory: its buffers and its own scratch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+
+from minitriton.ir.conversion import SharedRoundTrip, plan_conversion, storage_bits
+from minitriton.ir.dialect import MemType, element_of, shape_of
+from minitriton.ir.encoding import layout_of
+from minitriton.ir.mlir import ir
+from minitriton.ir.reduction import plan_reduction, plan_scan
+from minitriton.ir.types import bit_width
+from minitriton.passes.traversal import Value, defining_op, int_attribute
+
+SCALAR_BROADCAST_BYTES = 16  # a scalar atomic hands its result from one thread to all
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """Shared memory that only one op uses; `barrier`: all warps meet inside the op."""
+
+    bytes: int
+    barrier: bool
+
+
+def element_bytes(type_: ir.Type) -> int:
+    """Bytes that an element of a scalar or tile type takes in shared memory."""
+    return storage_bits(bit_width(element_of(type_))) // 8
+
+
+def buffer_bytes(type_: ir.Type) -> int:
+    """Size of a `!mt.mem` buffer with all its slots."""
+    tensor = MemType(type_).tensor_type
+    return prod(tensor.shape) * element_bytes(tensor)
+
+
+def _convert(op: ir.Operation) -> Scratch | None:
+    source, result = op.operands[0].type, op.results[0].type
+    bits = bit_width(element_of(result))
+    plan = plan_conversion(layout_of(source), layout_of(result), bits)
+    if isinstance(plan, SharedRoundTrip):
+        return Scratch(plan.bytes, not plan.warp_local)
+    return None
+
+
+def _reduce(op: ir.Operation) -> Scratch | None:
+    types = [v.type for v in op.operands]
+    sizes = tuple(map(element_bytes, types))
+    plan = plan_reduction(layout_of(types[0]), int_attribute(op, "axis"), sizes)
+    return Scratch(plan.scratch_bytes, True) if plan.scratch_bytes else None
+
+
+def _scan(op: ir.Operation) -> Scratch | None:
+    types = [v.type for v in op.operands]
+    sizes = tuple(map(element_bytes, types))
+    reverse = ir.BoolAttr(op.attributes["reverse"]).value
+    plan = plan_scan(layout_of(types[0]), int_attribute(op, "axis"), sizes, reverse)
+    return Scratch(plan.scratch_bytes, True) if plan.scratch_bytes else None
+
+
+def _atomic(op: ir.Operation) -> Scratch | None:
+    """The old value reaches threads that repeat the element of another one through memory."""
+    result = op.results[0]
+    if not any(True for _ in result.uses):
+        return None
+    if shape_of(result.type) is None:
+        return Scratch(SCALAR_BROADCAST_BYTES, True)
+    layout = layout_of(result.type)
+    if layout.free_bits("lane") or layout.free_bits("warp"):
+        return Scratch(prod(result.type.shape) * element_bytes(result.type), True)
+    return None
+
+
+_SCRATCH: dict[str, Callable[[ir.Operation], Scratch | None]] = {
+    "mt.convert_layout": _convert,
+    "mt.reduce": _reduce,
+    "mt.scan": _scan,
+    "mt.atomic_rmw": _atomic,
+    "mt.atomic_cas": _atomic,
+}
+
+
+def scratch_of(op: ir.Operation) -> Scratch | None:
+    """The scratch that `op` needs; None for an op that works in registers."""
+    rule = _SCRATCH.get(op.name)
+    return rule(op) if rule else None
+
+
+_VIEWS = frozenset(("mt.mem_index", "mt.mem_trans"))
+
+
+def buffer_of(value: Value) -> ir.Operation:
+    """The mt.local_alloc behind a `!mt.mem` value."""
+    op = defining_op(value)
+    while op is not None and op.name in _VIEWS:
+        op = defining_op(op.operands[0])
+    assert op is not None and op.name == "mt.local_alloc", "buffers are not loop-carried"
+    return op
+
+
+def buffer_accesses(op: ir.Operation) -> list[tuple[ir.Operation, bool]]:
+    """(mt.local_alloc, writes?) for each buffer that `op` touches."""
+    match op.name:
+        case "mt.local_alloc":
+            return [(op, True)] if len(op.operands) else []
+        case "mt.local_load":
+            return [(buffer_of(op.operands[0]), False)]
+        case "mt.local_store" | "mt.async_copy":
+            return [(buffer_of(op.operands[1]), True)]
+    return []

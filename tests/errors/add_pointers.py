@@ -1,0 +1,12 @@
+"""A sum of two pointers."""
+
+# ruff: noqa
+import minitriton.language as tl
+from minitriton.frontend.source import DeviceFunction as jit
+
+
+def kernel(p, n):
+    tl.store(p + p, 1.0)
+
+
+ARGUMENTS = dict(p="*fp32", n="i32")

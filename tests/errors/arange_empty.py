@@ -1,0 +1,12 @@
+"""An empty range."""
+
+# ruff: noqa
+import minitriton.language as tl
+from minitriton.frontend.source import DeviceFunction as jit
+
+
+def kernel(p, n):
+    tl.store(p + tl.arange(8, 8), 1.0)
+
+
+ARGUMENTS = dict(p="*fp32", n="i32")

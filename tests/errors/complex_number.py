@@ -1,0 +1,12 @@
+"""A complex literal."""
+
+# ruff: noqa
+import minitriton.language as tl
+from minitriton.frontend.source import DeviceFunction as jit
+
+
+def kernel(p, n):
+    tl.store(p, 1j)
+
+
+ARGUMENTS = dict(p="*fp32", n="i32")

@@ -1,0 +1,13 @@
+"""bfloat16 as result type."""
+
+# ruff: noqa
+import minitriton.language as tl
+from minitriton.frontend.source import DeviceFunction as jit
+
+
+def kernel(p, n):
+    a = tl.zeros((16, 16), tl.float16)
+    tl.store(p, tl.sum(tl.dot(a, a, out_dtype=tl.bfloat16)))
+
+
+ARGUMENTS = dict(p="*fp32", n="i32")

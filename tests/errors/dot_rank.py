@@ -1,0 +1,13 @@
+"""A vector as operand."""
+
+# ruff: noqa
+import minitriton.language as tl
+from minitriton.frontend.source import DeviceFunction as jit
+
+
+def kernel(p, n):
+    a = tl.zeros((16, 16), tl.float16)
+    tl.store(p, tl.sum(tl.dot(a, tl.zeros((16,), tl.float16))))
+
+
+ARGUMENTS = dict(p="*fp32", n="i32")

@@ -1,0 +1,13 @@
+"""while True without break."""
+
+# ruff: noqa
+import minitriton.language as tl
+from minitriton.frontend.source import DeviceFunction as jit
+
+
+def kernel(p, n):
+    while True:
+        tl.store(p, 1.0)
+
+
+ARGUMENTS = dict(p="*fp32", n="i32")

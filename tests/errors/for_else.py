@@ -1,0 +1,15 @@
+"""else on a for."""
+
+# ruff: noqa
+import minitriton.language as tl
+from minitriton.frontend.source import DeviceFunction as jit
+
+
+def kernel(p, n):
+    for i in range(n):
+        tl.store(p + i, 1.0)
+    else:
+        tl.store(p, 2.0)
+
+
+ARGUMENTS = dict(p="*fp32", n="i32")

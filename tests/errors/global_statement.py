@@ -1,0 +1,14 @@
+"""global."""
+
+# ruff: noqa
+import minitriton.language as tl
+from minitriton.frontend.source import DeviceFunction as jit
+
+
+def kernel(p, n):
+    global counter
+    counter = 1
+    tl.store(p, 1.0)
+
+
+ARGUMENTS = dict(p="*fp32", n="i32")

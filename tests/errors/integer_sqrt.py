@@ -1,0 +1,12 @@
+"""sqrt of an integer."""
+
+# ruff: noqa
+import minitriton.language as tl
+from minitriton.frontend.source import DeviceFunction as jit
+
+
+def kernel(p, n):
+    tl.store(p, tl.sqrt(n))
+
+
+ARGUMENTS = dict(p="*fp32", n="i32")

@@ -1,0 +1,12 @@
+"""Indexing a pointer."""
+
+# ruff: noqa
+import minitriton.language as tl
+from minitriton.frontend.source import DeviceFunction as jit
+
+
+def kernel(p, n):
+    tl.store(p, p[n])
+
+
+ARGUMENTS = dict(p="*fp32", n="i32")

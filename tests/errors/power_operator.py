@@ -1,0 +1,12 @@
+"""The operator **."""
+
+# ruff: noqa
+import minitriton.language as tl
+from minitriton.frontend.source import DeviceFunction as jit
+
+
+def kernel(p, n):
+    tl.store(p, tl.load(p) ** 2)
+
+
+ARGUMENTS = dict(p="*fp32", n="i32")

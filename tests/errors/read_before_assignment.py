@@ -1,0 +1,13 @@
+"""A local name is read before it is assigned."""
+
+# ruff: noqa
+import minitriton.language as tl
+from minitriton.frontend.source import DeviceFunction as jit
+
+
+def kernel(p, n):
+    tl.store(p, later)
+    later = 1.0
+
+
+ARGUMENTS = dict(p="*fp32", n="i32")

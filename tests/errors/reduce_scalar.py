@@ -1,0 +1,12 @@
+"""A reduction of a scalar."""
+
+# ruff: noqa
+import minitriton.language as tl
+from minitriton.frontend.source import DeviceFunction as jit
+
+
+def kernel(p, n):
+    tl.store(p, tl.sum(n, 0))
+
+
+ARGUMENTS = dict(p="*fp32", n="i32")

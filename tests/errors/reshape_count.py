@@ -1,0 +1,12 @@
+"""A reshape to another number of elements."""
+
+# ruff: noqa
+import minitriton.language as tl
+from minitriton.frontend.source import DeviceFunction as jit
+
+
+def kernel(p, n):
+    tl.store(p, tl.sum(tl.arange(0, 8).reshape(4, 4)))
+
+
+ARGUMENTS = dict(p="*fp32", n="i32")

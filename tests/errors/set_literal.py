@@ -1,0 +1,13 @@
+"""A set."""
+
+# ruff: noqa
+import minitriton.language as tl
+from minitriton.frontend.source import DeviceFunction as jit
+
+
+def kernel(p, n):
+    d = {1.0, 2.0}
+    tl.store(p, 1.0)
+
+
+ARGUMENTS = dict(p="*fp32", n="i32")

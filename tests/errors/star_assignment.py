@@ -1,0 +1,13 @@
+"""A starred target."""
+
+# ruff: noqa
+import minitriton.language as tl
+from minitriton.frontend.source import DeviceFunction as jit
+
+
+def kernel(p, n):
+    a, *b = (1, 2, 3)
+    tl.store(p, a)
+
+
+ARGUMENTS = dict(p="*fp32", n="i32")

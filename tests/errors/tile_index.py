@@ -1,0 +1,13 @@
+"""A tile as index."""
+
+# ruff: noqa
+import minitriton.language as tl
+from minitriton.frontend.source import DeviceFunction as jit
+
+
+def kernel(p, n):
+    x = tl.arange(0, 8)
+    tl.store(p + x, x[x])
+
+
+ARGUMENTS = dict(p="*fp32", n="i32")

@@ -1,0 +1,17 @@
+"""An unknown keyword of a helper."""
+
+# ruff: noqa
+import minitriton.language as tl
+from minitriton.frontend.source import DeviceFunction as jit
+
+
+@jit
+def f(x, y=1):
+    return x + y
+
+
+def kernel(p, n):
+    tl.store(p, f(n, z=2))
+
+
+ARGUMENTS = dict(p="*fp32", n="i32")

@@ -1,0 +1,12 @@
+"""An assignment expression."""
+
+# ruff: noqa
+import minitriton.language as tl
+from minitriton.frontend.source import DeviceFunction as jit
+
+
+def kernel(p, n):
+    tl.store(p, (x := 1.0))
+
+
+ARGUMENTS = dict(p="*fp32", n="i32")
