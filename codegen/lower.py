@@ -84,6 +84,7 @@ class Lowering(Emitter):
         self._at_entry: dict[Any, ir.Value | None] = {}
         self._marker: ir.InsertionPoint | None = None
         self._lazy_only = False
+        self._just_met = False  # the last op that emitted anything was a barrier
         self._rules = rules()
 
     # Values
@@ -258,6 +259,11 @@ class Lowering(Emitter):
         """All threads of the CTA meet; memory written before is visible after."""
         self.create("nvvm.barrier", (), (), {"operandSegmentSizes": ir.DenseI32ArrayAttr.get([0, 0, 0])})
 
+    def meet(self) -> None:
+        """A barrier before anything that the current rule does; none if one came just before."""
+        if not self._just_met:
+            self.barrier()
+
     # Walking
 
     def lower(self, op: ir.Operation) -> None:
@@ -270,14 +276,15 @@ class Lowering(Emitter):
         rule(self, op)
         if not self._lazy_only:
             self._marker = None
+            self._just_met = op.name == "mt.barrier"
 
     def lower_block(self, block: ir.Block) -> ir.Operation:
         """Lowers all ops but the terminator, which is returned."""
-        self._marker = None
+        self._marker, self._just_met = None, False
         ops = [op.operation for op in block.operations]
         for op in ops[:-1]:
             self.lower(op)
-        self._marker = None
+        self._marker, self._just_met = None, False
         self.builder.loc = ops[-1].location
         return ops[-1]
 

@@ -268,10 +268,3 @@ class TypesDiffer(Mistake):
     left: str
     right: str
     title = "{function} needs two tiles of one type, not {left} and {right}"
-
-
-class TargetLacks(Mistake):
-    what: str
-    arch: str
-    needs: str
-    title = "{what} is not available on {arch}: it needs {needs}"

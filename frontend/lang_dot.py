@@ -12,7 +12,6 @@ from minitriton.frontend.errors_semantic import (
     DotMinimumK,
     DotShapes,
     DotTypes,
-    TargetLacks,
     WrongDtype,
 )
 from minitriton.frontend.lang_shape import tile
@@ -66,8 +65,6 @@ def _checked_types(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
             raise WrongDtype(
                 "tl.dot", str(side.type), ", ".join(map(str, _OPERANDS)), "cast it with .to(...)"
             ).about(name)
-        if side.dtype.is_fp8() and not emitter().target.has("fp8_cvt"):
-            raise TargetLacks(f"tl.dot of {side.dtype}", emitter().target.arch, "sm_89 or newer")
     if a.dtype != b.dtype and not (a.dtype.is_fp8() and b.dtype.is_fp8()):
         raise DotTypes(str(a.type), str(b.type), "both must have one element type")
     return a, b

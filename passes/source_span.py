@@ -8,13 +8,13 @@ from minitriton.ir.mlir import ir
 
 def span_of(location: ir.Location) -> Span | None:
     """The innermost source range of a location; None where it has none."""
-    while location.is_a_callsite():
-        location = location.callee
-    if location.is_a_name():
+    if isinstance(location, ir.CallSiteLoc):
+        return span_of(location.callee)
+    if isinstance(location, ir.NameLoc):
         return span_of(location.child_loc)
-    if location.is_a_fused():
+    if isinstance(location, ir.FusedLoc):
         return next((s for s in map(span_of, location.locations) if s is not None), None)
-    if not location.is_a_file():
+    if not isinstance(location, ir.FileLineColLoc):
         return None
     # MLIR counts columns from 1 (0: unknown), diagnostics from 0
     start, end = max(0, location.start_col - 1), max(0, location.end_col - 1)

@@ -165,20 +165,27 @@ def make_launcher(
         "cuLaunchKernel": cuda.cuLaunchKernel,
         "cuLaunchKernelEx": getattr(cuda, "cuLaunchKernelEx", None),
     }  # fmt: skip
-    names = [f"v{i}" for i in range(count)]
+    call = _EXTENDED if extended else _PLAIN
+    text = _source(dtypes, positions, count, call, "wait()" if sync else "")
+    exec(compile(text, f"<launcher of {function.name}>", "exec"), scope)
+    launch: Callable[..., None] = scope["launch"]
+    return launch
+
+
+def _source(
+    dtypes: Sequence[str], positions: Sequence[int], count: int, call: str, after: str
+) -> str:
+    """Python source of a launcher."""
     values = [
         f"to_bf16(v{position})" if dtype == "bf16" else f"v{position}"
         for dtype, position in zip(dtypes, positions, strict=True)
     ]
-    text = _TEMPLATE.format(
-        parameters="".join(", " + name for name in names),
+    return _TEMPLATE.format(
+        parameters="".join(f", v{i}" for i in range(count)),
         values="".join(", " + value for value in values),
-        call=_EXTENDED if extended else _PLAIN,
-        after="wait()" if sync else "",
+        call=call,
+        after=after,
     )
-    exec(compile(text, f"<launcher of {function.name}>", "exec"), scope)
-    launch: Callable[..., None] = scope["launch"]
-    return launch
 
 
 def _new_block(count: int, config: Any) -> tuple[bytearray, int, Any, Any]:

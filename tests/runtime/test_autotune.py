@@ -15,7 +15,7 @@ from minitriton.jit import Kernel
 from minitriton.runtime.driver import OutOfResources
 
 
-def axpy(x, y, a, n, BLOCK: "tl.constexpr"):  # noqa: F821
+def axpy(x, y, a, n, BLOCK: "tl.constexpr"):
     pass
 
 

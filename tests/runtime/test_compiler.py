@@ -1,4 +1,4 @@
-"""The stage list, the disk cache around it, dumps and the assembler, with stages that need no MLIR."""
+"""The stage list, the disk cache around it, dumps and the assembler; most need no MLIR."""
 
 from __future__ import annotations
 

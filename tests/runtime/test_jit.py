@@ -17,7 +17,7 @@ from minitriton.runtime.arguments import ArgumentError
 from minitriton.runtime.launch import LaunchError
 
 
-def axpy(x, y, a, n, BLOCK: "tl.constexpr" = 128):  # noqa: F821
+def axpy(x, y, a, n, BLOCK: "tl.constexpr" = 128):
     """y += a * x."""
 
 
@@ -134,7 +134,7 @@ def test_bad_grid_and_no_grid(kernel: Kernel) -> None:
 
 
 def test_awkward_parameter_names(pipeline: Any, fake_source: Any) -> None:
-    def axpy(type, len, int, grid, num_warps: "tl.constexpr", tuple=None):  # noqa: F821
+    def axpy(type, len, int, grid, num_warps: "tl.constexpr", tuple=None):
         pass
 
     kernel = Kernel(axpy, stages=pipeline.stages(), source=fake_source("axpy"))

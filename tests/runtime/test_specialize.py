@@ -81,7 +81,7 @@ def test_do_not_specialize() -> None:
 
 
 def test_annotations() -> None:
-    def typed(a: "i64", b: dtypes.float64, c: "tl.constexpr", d: "*fp32", e: "tl.bfloat16"):  # noqa: F821, F722
+    def typed(a: "i64", b: dtypes.float64, c: "tl.constexpr", d: "*fp32", e: "tl.bfloat16"):
         pass
 
     got = texts(typed, 16, 3, 1, aligned(), 2)
@@ -97,7 +97,7 @@ def test_annotations() -> None:
 
 
 def test_annotated_ranges() -> None:
-    def typed(a: "i8", b: "u16"):  # noqa: F821
+    def typed(a: "i8", b: "u16"):
         pass
 
     assert texts(typed, -128, 65535) == ["a:int8:16", "b:uint16"]
@@ -107,7 +107,7 @@ def test_annotated_ranges() -> None:
 
 
 def test_floats_become_what_they_fit() -> None:
-    def narrow(x: "fp16", y: "fp32"):  # noqa: F821
+    def narrow(x: "fp16", y: "fp32"):
         pass
 
     leaves = dict(understand(narrow, 1e6, 0.1).leaves)
@@ -201,7 +201,7 @@ def test_values_without_a_text_are_refused() -> None:
     with pytest.raises(TypeError, match="cannot be a constexpr"):
         value_text(object())
 
-    def fixed(x: "tl.constexpr"):  # noqa: F821
+    def fixed(x: "tl.constexpr"):
         pass
 
     with pytest.raises(ArgumentError, match="argument 'x'.*constexpr"):

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from minitriton.language.extra import libdevice
+from minitriton.language.extra.cuda import libdevice
 
 __all__ = ["libdevice"]
