@@ -27,7 +27,7 @@ from minitriton.ir.target import Target
 SHARED_SYMBOL = "smem"
 SHARED_ALIGNMENT = 16
 FAMILIES = (
-    "elementwise", "math", "casts", "memory", "atomics", "program", "control_flow",
+    "elementwise", "math", "casts", "memory", "atomics", "program", "debug", "control_flow",
     "shape", "shared", "convert", "reduce", "scan", "dot", "async_copy",
 )  # fmt: skip
 Rule = Callable[["Lowering", ir.Operation], None]
@@ -80,6 +80,7 @@ class Lowering(Emitter):
         self.options = options
         self.num_warps = num_warps
         self.axis = axis
+        self.symbols: dict[str, str] = {}  # strings and declarations beside the kernel
         self._values: dict[ir.Value, Lowered] = {}
         self._at_entry: dict[Any, ir.Value | None] = {}
         self._marker: ir.InsertionPoint | None = None

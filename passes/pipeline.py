@@ -13,8 +13,10 @@ from minitriton.passes import (
     assign_layouts,
     fuse_reductions,
     insert_barriers,
+    legality,
     pipeline_loads,
     simplify,
+    verify_layouts,
 )
 from minitriton.passes.tile_pass import Pass, PassOptions
 
@@ -40,13 +42,17 @@ class BoundPass:
 def tile_pipeline(target: Target, options: PassOptions | None = None) -> list[BoundPass]:
     """The passes from the frontend's module to what code generation takes, in order."""
     settings = options or PassOptions()
+    check = [Pass("verify_layouts", verify_layouts.run)] if settings.check else []
     steps = [
         Pass("simplify", simplify.run),
         Pass("fuse_reductions", fuse_reductions.run),
         Pass("assign_layouts", assign_layouts.run),
+        *check,
         Pass("pipeline_loads", pipeline_loads.run),
+        *check,
         Pass("allocate_shared", allocate_shared.run),
         Pass("insert_barriers", insert_barriers.run),
+        Pass("legality", legality.run),
     ]
     return [BoundPass(step, target, settings) for step in steps]
 
@@ -54,9 +60,15 @@ def tile_pipeline(target: Target, options: PassOptions | None = None) -> list[Bo
 def run_pipeline(
     module: ir.Module, passes: Sequence[BoundPass], on_stage: OnStage | None = None
 ) -> None:
-    """Runs `passes` on `module` in place; after each calls on_stage(index, name, module, seconds)."""
+    """Runs `passes` on `module` in place; on_stage(index, name, module, seconds) after each.
+
+    With PassOptions.check the module is verified after every pass (MLIRError where it is broken).
+    """
     for index, step in enumerate(passes):
         start = time.perf_counter()
         step.run(module)
+        seconds = time.perf_counter() - start
+        if step.options.check:
+            module.operation.verify()
         if on_stage is not None:
-            on_stage(index, step.name, module, time.perf_counter() - start)
+            on_stage(index, step.name, module, seconds)

@@ -24,6 +24,7 @@ from minitriton.ir.mlir import ir
 from minitriton.ir.target import Target
 from minitriton.ir.types import bit_width
 from minitriton.passes.ahead_of_time import AheadOfTime
+from minitriton.passes.dead_arguments import pass_through_dead_arguments
 from minitriton.passes.multi_buffer import rewrite_loop
 from minitriton.passes.op_classes import is_tile, widens
 from minitriton.passes.remarks import add_remark
@@ -66,6 +67,7 @@ def run(module: ir.Module, target: Target, options: PassOptions) -> None:
         stages = int_attribute(loop, "mt.num_stages", default)
         changed |= _pipeline(module, loop, stages, facts, target)
     if changed:
+        pass_through_dead_arguments(function.regions[0].blocks[0])
         upstream(module, options)
 
 

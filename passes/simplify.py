@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from minitriton.ir.mlir import ir, passmanager
 from minitriton.ir.target import Target
+from minitriton.passes.dead_arguments import pass_through_dead_arguments
 from minitriton.passes.fold_tiles import fold_block
 from minitriton.passes.op_classes import MAY_WRITE, is_pure, may_trap
 from minitriton.passes.tile_pass import PassOptions
@@ -34,6 +35,7 @@ def run(module: ir.Module, target: Target, options: PassOptions) -> None:
     fold_block(body)
     hoist_invariants(body)
     share_loads(body)
+    pass_through_dead_arguments(body)
     upstream(module, options)
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from minitriton.runtime.emulator import syntax as ast
+from minitriton.runtime.emulator.block_order import reorder
 from minitriton.runtime.emulator.checks import Location, UnsupportedPTX
 from minitriton.runtime.emulator.module import (
     Ins,
@@ -358,6 +359,6 @@ def flatten(tree: ast.Tree, entry: str, addresses: dict[str, int], lines: list[s
     """The flat program of ``entry``; ``addresses`` are the module variables' host addresses."""
     for decl in tree.functions:
         if decl.name == entry and decl.is_entry and decl.body is not None:
-            return _Flattener(tree, addresses, lines).run(decl)
+            return reorder(_Flattener(tree, addresses, lines).run(decl))
     names = [f.name for f in tree.functions if f.is_entry]
     raise UnsupportedPTX(f"no entry {entry!r}; the module has {names}")
