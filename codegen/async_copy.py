@@ -5,6 +5,7 @@ from __future__ import annotations
 from minitriton.codegen.emit import attribute, width_of
 from minitriton.codegen.lower import Lowering, integer_attribute
 from minitriton.codegen.shared_address import MAX_ACCESS_BYTES, ThreadAddress, writers
+from minitriton.codegen.tile import carried
 from minitriton.ir.axis_analysis import mask_of
 from minitriton.ir.conversion import storage_bits
 from minitriton.ir.diagnostics import InternalError
@@ -12,7 +13,6 @@ from minitriton.ir.encoding import mem_layout
 from minitriton.ir.linear_layout import LinearLayout
 from minitriton.ir.mlir import ir
 from minitriton.ir.shared_access import SharedAccessPlan, shared_access_plan
-from minitriton.codegen.tile import carried
 
 MIN_COPY_BYTES = 4
 
@@ -32,9 +32,7 @@ def lower_async_copy(lowering: Lowering, op: ir.Operation) -> None:
         head = group.registers[0]
         operands = [address.at(group.offset), pointers.registers[head]]
         if masks is not None:  # copies no bytes where masked off, and fills up with zeros
-            operands.append(
-                lowering.select(masks[head], lowering.int32(size), lowering.int32(0))
-            )
+            operands.append(lowering.select(masks[head], lowering.int32(size), lowering.int32(0)))
         copies.append(operands)
     # 16-byte copies may bypass L1, which a tile that goes to shared memory has no use for
     modifier = "cg" if size == MAX_ACCESS_BYTES else "ca"

@@ -44,17 +44,12 @@ def lower_dot(lowering: Lowering, op: ir.Operation) -> None:
         _fp8(lowering, op, tiles, accumulators)
     else:
         _plain(lowering, op, tiles, accumulators)
-    registers: list[ir.Value | None] = [None] * len(lowering.registers(result_source(op)))
+    registers: list[ir.Value | None] = [None] * len(lowering.registers(op.operands[2]))
     for c, words in accumulators.items():
         values = accumulator_registers(lowering, result.type.element_type, words)
         for register, value in zip(c, values, strict=True):
             registers[register] = value
     return lowering.set_registers(result, [value for value in registers if value is not None])
-
-
-def result_source(op: ir.Operation) -> ir.Value:
-    """The accumulator operand, whose layout is the result's."""
-    return op.operands[2]
 
 
 def _tiles(op: ir.Operation) -> list[MmaTile]:
@@ -73,9 +68,7 @@ def _is_fp8(op: ir.Operation) -> bool:
     return isinstance(op.operands[0].type.element_type, (ir.Float8E4M3FNType, ir.Float8E5M2Type))
 
 
-def _packed(
-    lowering: Lowering, value: ir.Value, fragments: Sequence[tuple[int, ...]]
-) -> Words:
+def _packed(lowering: Lowering, value: ir.Value, fragments: Sequence[tuple[int, ...]]) -> Words:
     """Per fragment its 32-bit words, packed once however many instructions read it."""
     per_word = 32 // width_of(value.type.element_type)
     words: Words = {}

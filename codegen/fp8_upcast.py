@@ -10,9 +10,7 @@ from minitriton.ir.mlir import ir
 BYTES_PER_WORD = 4
 
 
-def fp8_pairs(
-    lowering: Lowering, values: Sequence[ir.Value], element: ir.Type
-) -> list[ir.Value]:
+def fp8_pairs(lowering: Lowering, values: Sequence[ir.Value], element: ir.Type) -> list[ir.Value]:
     """Carried fp8 values (i8, a multiple of 4 of them) as i32 words of two f16 each, in order."""
     words = []
     for start in range(0, len(values), BYTES_PER_WORD):
@@ -21,12 +19,16 @@ def fp8_pairs(
     return words
 
 
-def fp8_to_f16(
-    lowering: Lowering, values: Sequence[ir.Value], element: ir.Type
-) -> list[ir.Value]:
+def fp8_to_f16(lowering: Lowering, values: Sequence[ir.Value], element: ir.Type) -> list[ir.Value]:
     """Carried fp8 values as f16 values."""
-    padding = [lowering.zero(lowering.i8)] * (-len(values) % BYTES_PER_WORD)
-    words = fp8_pairs(lowering, [*values, *padding], element)
+    words = []
+    for start in range(0, len(values), BYTES_PER_WORD):
+        # by shifts: LLVM turns vectors of unrelated bytes into permutes of undefined registers
+        word = lowering.int32(0)
+        for index, value in enumerate(values[start : start + BYTES_PER_WORD]):
+            wide = lowering.op("arith.extui", lowering.i32, (value,))
+            word = lowering.or_(word, lowering.shl(wide, 8 * index))
+        words += _widen_word(lowering, word, element)
     halves = [half for word in words for half in lowering.split_bits(word, lowering.f16, 2)]
     return halves[: len(values)]
 

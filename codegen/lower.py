@@ -11,7 +11,7 @@ import functools
 import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from minitriton.codegen.emit import Emitter, attribute, type_named
 from minitriton.codegen.tile import LazyRegisters, Tile, carried
@@ -31,7 +31,7 @@ FAMILIES = (
     "shape", "shared", "convert", "reduce", "scan", "dot", "async_copy",
 )  # fmt: skip
 Rule = Callable[["Lowering", ir.Operation], None]
-Lowered = Tile | ir.Value
+Lowered: TypeAlias = Tile | ir.Value
 
 
 @dataclass(frozen=True)

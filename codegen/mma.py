@@ -29,9 +29,7 @@ def accumulator_words(lowering: Lowering, element: ir.Type, values: Fragment) ->
     return [lowering.pack(values[:2]), lowering.pack(values[2:])]
 
 
-def accumulator_registers(
-    lowering: Lowering, element: ir.Type, words: Fragment
-) -> list[ir.Value]:
+def accumulator_registers(lowering: Lowering, element: ir.Type, words: Fragment) -> list[ir.Value]:
     """The inverse of `accumulator_words`."""
     if element != lowering.f16:
         return list(words)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from minitriton.codegen.combine import (
     Combine,
     Operands,
@@ -24,7 +26,7 @@ def lower_scan(lowering: Lowering, op: ir.Operation) -> None:
     combine = combine_of(lowering, op)
     registers = [[t.registers[r] for t in tiles] for r in range(len(tiles[0]))]
     for line in plan.lines:
-        for before, register in zip(line, line[1:], strict=False):
+        for before, register in itertools.pairwise(line):
             registers[register] = combine(registers[before], registers[register])
     totals = [registers[line[-1]] for line in plan.lines]
     prefixes = _prefixes(lowering, op, plan, combine, totals)

@@ -47,8 +47,7 @@ def from_words(
     if bits < 32:
         word = lowering.op("arith.trunci", ir.IntegerType.get_signless(bits), (word,))
     return [
-        from_storage(lowering, value, element)
-        for value in lowering.split_bits(word, stored, count)
+        from_storage(lowering, value, element) for value in lowering.split_bits(word, stored, count)
     ]
 
 

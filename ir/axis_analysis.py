@@ -61,12 +61,13 @@ def analyse(function: ir.Operation) -> AxisFacts:
     """Facts about all values of a func.func of tile IR."""
     facts = AxisFacts()
     block = function.regions[0].blocks[0]
-    attributes = function.attributes
-    arg_attrs = attributes["arg_attrs"] if "arg_attrs" in attributes else None
+    promises: list[Any] = [{}] * len(block.arguments)
+    if "arg_attrs" in function.attributes:
+        promises = list(function.attributes["arg_attrs"])
     for index, argument in enumerate(block.arguments):
         promised = 1
-        if arg_attrs is not None and "mt.divisibility" in arg_attrs[index]:
-            promised = ir.IntegerAttr(arg_attrs[index]["mt.divisibility"]).value
+        if "mt.divisibility" in promises[index]:
+            promised = ir.IntegerAttr(promises[index]["mt.divisibility"]).value
         unit = _unit(argument.type)
         divisibility = axis_info.power_of_two_in(promised)
         facts.set(argument, AxisInfo((1,), (divisibility,), (1,), None, unit))
@@ -200,9 +201,7 @@ def _broadcast(op: ir.Operation, operands: list[AxisInfo]) -> AxisInfo:
     constancy = tuple(
         n if o == 1 else k for o, n, k in zip(old, new, source.constancy, strict=True)
     )
-    return AxisInfo(
-        source.contiguity, source.divisibility, constancy, source.constant, source.unit
-    )
+    return AxisInfo(source.contiguity, source.divisibility, constancy, source.constant, source.unit)
 
 
 def _trans(op: ir.Operation, operands: list[AxisInfo]) -> AxisInfo:
@@ -295,9 +294,7 @@ def _hint(op: ir.Operation, operands: list[AxisInfo]) -> AxisInfo:
     divisibility = tuple(
         max(source.multiple_at(d, c), divisibility[d]) for d, c in enumerate(facts.contiguity)
     )
-    return AxisInfo(
-        facts.contiguity, divisibility, facts.constancy, source.constant, source.unit
-    )
+    return AxisInfo(facts.contiguity, divisibility, facts.constancy, source.constant, source.unit)
 
 
 def _shift(fn: Callable[[AxisInfo, AxisInfo], AxisInfo]) -> Callable[[Any, Any], AxisInfo]:

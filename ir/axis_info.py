@@ -42,7 +42,7 @@ class AxisInfo:
         return max(self.multiple_at(dim, 1) for dim in range(self.rank))
 
     def aligned_run(self, dim: int) -> int:
-        """Largest g: groups of g elements along `dim` are contiguous and start at a multiple of g."""
+        """Largest g: groups of g along `dim` are contiguous and start at a multiple of g."""
         return max(1, min(self.contiguity[dim], self.divisibility[dim] // self.unit))
 
     @staticmethod
@@ -165,18 +165,14 @@ def bit_and(lhs: AxisInfo, rhs: AxisInfo) -> AxisInfo:
             size = mask.constant + 1
             if size & mask.constant == 0:
                 return remainder(value, AxisInfo.of_constant(size, mask.constancy))
-    divisibility = tuple(
-        max(lhs.multiple_at(d, 1), rhs.multiple_at(d, 1)) for d in range(lhs.rank)
-    )
+    divisibility = tuple(max(lhs.multiple_at(d, 1), rhs.multiple_at(d, 1)) for d in range(lhs.rank))
     constancy = tuple(map(min, lhs.constancy, rhs.constancy))
     return AxisInfo((1,) * lhs.rank, divisibility, constancy)
 
 
 def pointwise(lhs: AxisInfo, rhs: AxisInfo) -> AxisInfo:
     """Some function of both whose result keeps their common trailing zeros: or, xor, min, max."""
-    divisibility = tuple(
-        min(lhs.multiple_at(d, 1), rhs.multiple_at(d, 1)) for d in range(lhs.rank)
-    )
+    divisibility = tuple(min(lhs.multiple_at(d, 1), rhs.multiple_at(d, 1)) for d in range(lhs.rank))
     constancy = tuple(map(min, lhs.constancy, rhs.constancy))
     return AxisInfo((1,) * lhs.rank, divisibility, constancy, None, lhs.unit)
 

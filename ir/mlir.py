@@ -15,7 +15,7 @@ import importlib.util
 import os
 import sys
 import types
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 _NUMBA = "numba_cuda_mlir"
 _keep_alive: list[ctypes.CDLL] = []
@@ -65,9 +65,13 @@ def _choose() -> str:
 
 
 PROVIDER = _choose()
-ir = importlib.import_module(PROVIDER + ".ir")
-passmanager = importlib.import_module(PROVIDER + ".passmanager")
-ext = importlib.import_module(PROVIDER + ".dialects.ext")
+if TYPE_CHECKING:  # type checkers see one provider
+    from numba_cuda_mlir._mlir import ir, passmanager
+    from numba_cuda_mlir._mlir.dialects import ext
+else:
+    ir = importlib.import_module(PROVIDER + ".ir")
+    passmanager = importlib.import_module(PROVIDER + ".passmanager")
+    ext = importlib.import_module(PROVIDER + ".dialects.ext")
 for _name in ("arith", "func", "gpu", "llvm", "math", "nvvm", "scf", "vector"):
     importlib.import_module(f"{PROVIDER}.dialects.{_name}")  # else each op object costs 40 us
 

@@ -61,8 +61,8 @@ TARGETS = {
     for t in (
         Target("sm_80", 80, 74, 166_912, _AMPERE),
         Target("sm_86", 86, 74, 101_376, _AMPERE),
-        Target("sm_89", 89, 81, 101_376, _ADA),
-        Target("sm_90a", 90, 83, 232_448, _HOPPER),
+        Target("sm_89", 89, 84, 101_376, _ADA),
+        Target("sm_90a", 90, 84, 232_448, _HOPPER),
         Target("sm_100a", 100, 86, 232_448, _BLACKWELL),
         Target("sm_120a", 120, 87, 101_376, _BLACKWELL),
     )

@@ -126,7 +126,7 @@ def _emulate(
             policies[name] = value
     if settings.check:
         names = tuple(name.strip() for name in settings.check.split(","))
-        policies["checks"] = {("all",): "all", ("none",): ()}.get(names, names)
+        policies["checks"] = () if names == ("none",) else "all" if "all" in names else names
     compiled.report = compiled.emulator().launch(
         compiled.name,
         grid=grid,

@@ -1,4 +1,4 @@
-"""Layouts for memory accesses: threads along the contiguous dimension, as wide as is proved safe."""
+"""Layouts for memory accesses: threads along the contiguous dimension, as wide as is proved."""
 
 from __future__ import annotations
 

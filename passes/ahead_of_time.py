@@ -31,8 +31,9 @@ class AheadOfTime:
     def qualifies(self, values: Iterable[Value]) -> bool:
         """Whether all of `values` can be computed ahead; if so their iter args are recorded."""
         needed: list[int] = []
-        if not all([self._check(value, needed) for value in values]):
-            return False
+        for value in values:
+            if not self._check(value, needed):
+                return False
         self.carried += [index for index in needed if index not in self.carried]
         return True
 

@@ -1,6 +1,6 @@
 """Gives every tile a layout by building the function anew.
 
-    before: tensor<128x64xf32>           after: tensor<128x64xf32, {register=..., lane=..., warp=...}>
+    before: tensor<128x64xf32>      after: tensor<128x64xf32, {register=.., lane=.., warp=..}>
 
 Requires: no layouts. Ensures: the laws of `verify_layouts`; mt.convert_layout only where a placed
 value is wanted in another layout. Unplaced values (addresses, masks, constants) are cloned per
@@ -20,7 +20,13 @@ from minitriton.ir.mlir import ir
 from minitriton.ir.target import Target
 from minitriton.passes.access_layouts import AccessLayouts
 from minitriton.passes.layout_choice import PREIMAGES, LayoutChoice, image, preimage
-from minitriton.passes.op_classes import MEMORY_ACCESS, is_elementwise, is_tile, tile_operands, widens
+from minitriton.passes.op_classes import (
+    MEMORY_ACCESS,
+    is_elementwise,
+    is_tile,
+    tile_operands,
+    widens,
+)
 from minitriton.passes.tile_pass import PassOptions
 from minitriton.passes.traversal import (
     Value,
@@ -38,9 +44,7 @@ def run(module: ir.Module, target: Target, options: PassOptions) -> None:
     """Replaces the kernel by one whose tiles carry layouts."""
     function = kernel_of(module)
     num_warps = int_attribute(module.operation, "mt.num_warps", 4)
-    accesses = [
-        op for op in walk(function) if op.name in MEMORY_ACCESS and is_tile(op.operands[0])
-    ]
+    accesses = [op for op in walk(function) if op.name in MEMORY_ACCESS and is_tile(op.operands[0])]
     access = AccessLayouts(accesses, analyse(function), num_warps)
     choice = LayoutChoice(access, num_warps)
     choice.visit_block(function.regions[0].blocks[0])

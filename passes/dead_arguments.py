@@ -1,6 +1,6 @@
 """Finds loop-carried values that only feed themselves, so that upstream canonicalize drops them.
 
-    before: for iter_args(%p = %q) { %n = addptr %p, %c; yield %n }    after: ... { yield %p }
+before: for iter_args(%p = %q) { %n = addptr %p, %c; yield %n }    after: ... { yield %p }
 """
 
 from __future__ import annotations

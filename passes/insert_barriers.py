@@ -25,11 +25,11 @@ class Access:
     start: int
     end: int
     writes: bool
-    pipelined: int = -1  # offset of the multi-buffer whose accesses are ordered among themselves
+    pipelined: int | None = None  # hash of the multi-buffer that orders its own accesses
 
     def conflicts(self, other: Access) -> bool:
         """Whether a barrier must lie between the two."""
-        if self.pipelined >= 0 and self.pipelined == other.pipelined:
+        if self.pipelined is not None and self.pipelined == other.pipelined:
             return False
         overlap = self.start < other.end and other.start < self.end
         return overlap and (self.writes or other.writes)
@@ -75,7 +75,7 @@ def effects_of(op: ir.Operation) -> Effects:
     for alloc, writes in buffer_accesses(op):
         start = int_attribute(alloc, "mt.offset")
         end = start + buffer_bytes(alloc.results[0].type)
-        own = start if "mt.pipelined" in alloc.attributes else -1
+        own = hash(alloc) if "mt.pipelined" in alloc.attributes else None
         accesses.append(Access(start, end, writes, own))
     return Effects(tuple(accesses))
 

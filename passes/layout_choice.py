@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from minitriton.ir.axis import is_separable
 from minitriton.ir.linear_layout import LinearLayout
 from minitriton.ir.mlir import ir
 from minitriton.ir.reduction import is_scannable, scan_layout
-from minitriton.ir.axis import is_separable
 from minitriton.passes.access_layouts import AccessLayouts
 from minitriton.passes.dot_layouts import DotPlan, plan_dot
 from minitriton.passes.op_classes import MEMORY_ACCESS, is_elementwise, is_tile, tile_operands
@@ -261,7 +261,7 @@ def _stronger(one: Placement | None, other: Placement | None) -> Placement | Non
 
 
 def image(op: ir.Operation, layout: LinearLayout) -> LinearLayout:
-    """Layout of the result of a one-operand shape op (trans, reshape) whose operand has `layout`."""
+    """Layout of the result of trans or reshape whose operand has `layout`."""
     if op.name == "mt.trans":
         return layout.transpose(int_array(op, "order"))
     return layout.reshape(tuple(op.results[0].type.shape))

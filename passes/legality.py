@@ -15,19 +15,18 @@ from minitriton.passes.source_span import span_of
 from minitriton.passes.tile_pass import PassOptions
 from minitriton.passes.traversal import kernel_of, walk
 
-ARITH = frozenset(
-    "constant addi subi muli divsi divui remsi remui ceildivsi ceildivui floordivsi "
-    "andi ori xori shli shrsi shrui minsi maxsi minui maxui cmpi cmpf select "
-    "addf subf mulf divf remf negf maximumf minimumf maxnumf minnumf "
-    "extsi extui trunci extf truncf sitofp uitofp fptosi fptoui bitcast index_cast".split()
-)
-MATH = frozenset(
-    "fma exp exp2 log log2 sin cos tan sqrt rsqrt absf absi floor ceil erf tanh trunc round "
-    "roundeven cbrt ctpop ctlz cttz powf expm1 log1p log10 isnan isinf".split()
-)
-CONTROL = frozenset(
-    ("scf.for", "scf.if", "scf.while", "scf.yield", "scf.condition", "func.return")
-)
+ARITH = frozenset((
+    "addf", "addi", "andi", "bitcast", "cmpf", "cmpi", "constant", "divf", "divsi", "divui",
+    "extf", "extsi", "extui", "fptosi", "fptoui", "maximumf", "maxnumf", "maxsi", "maxui",
+    "minimumf", "minnumf", "minsi", "minui", "mulf", "muli", "negf", "ori", "remf", "remsi",
+    "remui", "select", "shli", "shrsi", "shrui", "sitofp", "subf", "subi", "truncf", "trunci",
+    "uitofp", "xori",
+))  # fmt: skip
+MATH = frozenset((
+    "absf", "absi", "ceil", "cos", "erf", "exp", "exp2", "floor", "fma", "log", "log2", "rsqrt",
+    "sin", "sqrt", "tanh",
+))  # fmt: skip
+CONTROL = frozenset(("scf.for", "scf.if", "scf.while", "scf.yield", "scf.condition", "func.return"))
 INTEGER_WIDTHS = frozenset((1, 8, 16, 32, 64))
 FLOATS = (
     ir.F16Type, ir.BF16Type, ir.F32Type, ir.F64Type, ir.Float8E5M2Type, ir.Float8E4M3FNType,

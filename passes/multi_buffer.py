@@ -65,9 +65,7 @@ def rewrite_loop(
         known = {**state, ahead.induction: induction}
         _issue(buffers, ahead, known, upper, builder.constant(i32, stage), builder)
         state, induction = _advance(ahead, known, step, builder)
-    distance = builder.op(
-        "arith.muli", step.type, [step, builder.constant(step.type, stages - 1)]
-    )
+    distance = builder.op("arith.muli", step.type, [step, builder.constant(step.type, stages - 1)])
     carried = [state[ahead.arguments[index]] for index in ahead.carried]
     slots = [builder.constant(i32, stages - 1), builder.constant(i32, 0)]
     new = builder.create(
@@ -166,9 +164,7 @@ def _next_slot(slot: Value, stages: int, builder: Builder) -> Value:
     following = builder.op("arith.addi", slot.type, [slot, one])
     predicate = {"predicate": ir.IntegerAttr.get(ir.IntegerType.get_signless(64), EQ)}
     wraps = builder.op("arith.cmpi", i1, [following, count], predicate)
-    return builder.op(
-        "arith.select", slot.type, [wraps, builder.constant(slot.type, 0), following]
-    )
+    return builder.op("arith.select", slot.type, [wraps, builder.constant(slot.type, 0), following])
 
 
 def _read_from(buffer: _Buffer, slot: Value) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TypeAlias
 
 from minitriton.ir.diagnostics import InternalError
 from minitriton.ir.mlir import ir
 
-Value = ir.Value
+Value: TypeAlias = ir.Value
 
 
 def kernel_of(module: ir.Module) -> ir.Operation:

@@ -145,9 +145,7 @@ def _carried(*groups: list[Value]) -> str | None:
 def _for(op: ir.Operation) -> str | None:
     body = op.regions[0].blocks[0]
     yielded = list(terminator_of(body).operands)
-    return _carried(
-        list(op.operands)[3:], list(body.arguments)[1:], yielded, list(op.results)
-    )
+    return _carried(list(op.operands)[3:], list(body.arguments)[1:], yielded, list(op.results))
 
 
 def _if(op: ir.Operation) -> str | None:

@@ -4,12 +4,20 @@ import collections
 
 import numpy as np
 import pytest
-from tests.codegen.tile_kernel import ALL_TARGETS, TileKernel, check_assembles, random_blocked, run, with_context
 
 from minitriton.ir.conversion import NoMove, RegisterMove, SharedRoundTrip, plan_conversion
+from minitriton.ir.encoding import tile_type
 from minitriton.ir.layouts import blocked, mma_accumulator, mma_operand
 from minitriton.ir.mlir import ir
 from minitriton.ir.warp_shuffle import WarpShuffle
+from tests.codegen.tile_kernel import (
+    ALL_TARGETS,
+    TileKernel,
+    check_assembles,
+    random_blocked,
+    run,
+    with_context,
+)
 
 ELEMENTS = {"i8": np.uint8, "f16": np.uint16, "bf16": np.uint16, "f32": np.uint32, "f64": np.uint64}
 
@@ -72,7 +80,26 @@ def test_kinds_of_plan():
 def test_replicated_source_writes_once():
     src = blocked((16, 4), (1, 1), (8, 4), (4, 1), (1, 0))  # 4 warps on 2 warps' worth
     dst = blocked((16, 4), (1, 1), (2, 16), (4, 1), (0, 1))
-    convert(src, dst, "f32", 4)
+    kernel = TileKernel(["f32", "f32"], 4)
+    kernel.store(1, kernel.convert(kernel.load(0, src), dst))
+    x = np.random.default_rng(0).standard_normal((16, 4)).astype(np.float32)
+    y = np.zeros_like(x)
+    report = run(kernel.ptx(), [x, y], 4, 256)
+    np.testing.assert_array_equal(y, x)
+    assert report.bytes["store_shared"] == x.nbytes
+
+
+@pytest.mark.parametrize("element", ["f16", "f32"])
+@with_context
+def test_registers_that_repeat(element):
+    """Fragments of tiles smaller than the instruction, as source and as result."""
+    small = mma_accumulator((8, 64), (1, 2))
+    assert small.free_bits("register")
+    rows = blocked((8, 64), (1, 4), (2, 16), (2, 1), (1, 0))
+    columns = blocked((8, 64), (4, 1), (2, 16), (1, 2), (0, 1))
+    for other in (rows, columns):
+        convert(small, other, element, 2)
+        convert(other, small, element, 2)
 
 
 @with_context
@@ -90,11 +117,13 @@ def test_predicates_and_pointers():
     dst = blocked((64, 8), (2, 1), (32, 1), (1, 4), (0, 1))
     kernel = TileKernel(["i8", "i8", "f32", "f32"], 4)
     builder = kernel.builder
-    from minitriton.ir.encoding import tile_type
-
-    flag = builder.op("arith.trunci", tile_type(ir.IntegerType.get_signless(1), src), (kernel.load(0, src),))
+    flag = builder.op(
+        "arith.trunci", tile_type(ir.IntegerType.get_signless(1), src), (kernel.load(0, src),)
+    )
     flag = kernel.convert(flag, dst)
-    kernel.store(1, builder.op("arith.extui", tile_type(ir.IntegerType.get_signless(8), dst), (flag,)))
+    kernel.store(
+        1, builder.op("arith.extui", tile_type(ir.IntegerType.get_signless(8), dst), (flag,))
+    )
     kernel.barrier()
     pointers = kernel.convert(kernel.pointers(2, src), dst)
     value = builder.op("mt.load", tile_type(ir.F32Type.get(), dst), (pointers,))

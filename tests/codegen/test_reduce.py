@@ -92,7 +92,9 @@ def test_random(num_warps):
         layout = random_blocked(rng, shape, num_warps)
         axis = int(rng.integers(len(shape)))
         element = list(NUMPY)[(case + num_warps) % 7]
-        names = [n for n in FOLDS if n.endswith("f") == element.startswith("f") and n != "arith.addf"]
+        names = [
+            n for n in FOLDS if n.endswith("f") == element.startswith("f") and n != "arith.addf"
+        ]
         name = names[case % len(names)]
         x, result, _ = reduce_once(layout, axis, element, name, num_warps, seed=case)
         expected = FOLDS[name].reduce(x, axis, dtype=x.dtype)
@@ -138,6 +140,19 @@ def test_communication_only_where_needed():
     across = blocked((1024,), (4,), (32,), (8,), (0,))
     _, _, ptx = reduce_once(across, 0, "f32", "arith.addf", 8)
     assert ptx.count("bar") - ptx.count("bar.warp") <= 2
+
+
+@with_context
+def test_partials_are_written_once():
+    layout = blocked((4, 256), (1, 4), (1, 32), (1, 8), (1, 0))
+    kernel = TileKernel(["f32", "f32"], 8)
+    value = kernel.load(0, layout)
+    kernel.store(1, reduce_op(kernel, [value], 1, binary("arith.addf"))[0])
+    x, y = np.ones((4, 256), np.float32), np.zeros(4, np.float32)
+    plan = plan_reduction(layout, 1, (4,))
+    report = run(kernel.ptx(), [x, y], 8, plan.scratch_bytes)
+    np.testing.assert_array_equal(y, 256)
+    assert report.bytes["store_shared"] == 4 * plan.cross_warp.count * 4
 
 
 @pytest.mark.parametrize("arch", ALL_TARGETS)

@@ -50,9 +50,7 @@ def reference_affine(slopes, offsets, axis, reverse):
     results = [np.stack([o[i] for o in out]) for i in range(2)]
     if reverse:
         results = [r[::-1] for r in results]
-    return [
-        np.moveaxis(r & 0xFFFFFFFF, 0, axis).astype(np.uint32).view(np.int32) for r in results
-    ]
+    return [np.moveaxis(r & 0xFFFFFFFF, 0, axis).astype(np.uint32).view(np.int32) for r in results]
 
 
 @pytest.mark.parametrize("num_warps", [1, 2, 4, 8])

@@ -35,12 +35,14 @@ def test_one_operand(seed):
     rng = np.random.default_rng(seed)
     num_warps = [1, 2, 4, 4][seed]
     layout = random_blocked(rng, (16, 32), num_warps)
-    x, y = unary("mt.trans", layout, layout.transpose((1, 0)), {"order": attribute("array<i32: 1, 0>")}, num_warps)  # fmt: skip
+    order = {"order": attribute("array<i32: 1, 0>")}
+    x, y = unary("mt.trans", layout, layout.transpose((1, 0)), order, num_warps)
     np.testing.assert_array_equal(y, x.T)
     x, y = unary("mt.reshape", layout, layout.reshape((8, 4, 16)), None, num_warps)
     np.testing.assert_array_equal(y, x.reshape(8, 4, 16))
     axis = int(rng.integers(3))
-    x, y = unary("mt.expand_dims", layout, layout.expand_dims(axis), {"axis": i32_attr(axis)}, num_warps)  # fmt: skip
+    place = {"axis": i32_attr(axis)}
+    x, y = unary("mt.expand_dims", layout, layout.expand_dims(axis), place, num_warps)
     np.testing.assert_array_equal(y, np.expand_dims(x, axis))
 
 

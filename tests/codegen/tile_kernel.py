@@ -19,6 +19,7 @@ from minitriton.ir.linear_layout import LinearLayout
 from minitriton.ir.mlir import ir
 from minitriton.ir.target import Target
 from minitriton.runtime.assembler import assemble
+from minitriton.runtime.emulator.counters import Report
 from minitriton.runtime.emulator.device import Emulator
 from minitriton.runtime.emulator.memory import Allocation
 
@@ -107,12 +108,12 @@ def run(
     num_warps: int,
     shared_bytes: int = 0,
     landing: str = "late",
-) -> None:
-    """Executes one CTA on `arrays` in place, with all checks."""
+) -> Report:
+    """Executes one CTA on `arrays` in place, with all checks; the emulator's counters."""
     allocations = [Allocation(a.ctypes.data, a.nbytes, f"arg{i}") for i, a in enumerate(arrays)]
     params = [a.ctypes.data.to_bytes(8, "little") for a in arrays]
     emulator = Emulator(ptx)
-    emulator.launch(
+    return emulator.launch(
         "kernel",
         grid=(1, 1, 1),
         block=(32 * num_warps, 1, 1),

@@ -1,0 +1,202 @@
+"""simplify and fuse_reductions: what is left afterwards, and that results stay."""
+
+import numpy as np
+import pytest
+
+from minitriton.ir.diagnostics import CompileError
+from minitriton.ir.mlir import ir
+from minitriton.ir.target import Target
+from minitriton.passes import fuse_reductions, legality, simplify
+from minitriton.passes.tile_pass import PassOptions
+from minitriton.passes.traversal import kernel_of, ops_of, walk
+from tests.passes import tile_kernels
+
+V = "tensor<8xi32>"
+P = "tensor<8x!mt.ptr<i32>>"
+ARGS = f"%p: {P}, %m: tensor<8xi1>, %a: i32, %b: i32, %n: i32, %v: {V}"
+
+
+def simplified(body, args=ARGS):
+    """The module `func @k(args) { body }` after the pass."""
+    module = ir.Module.parse(f"func.func @k({args}) {{\n{body}\nreturn }}")
+    simplify.run(module, Target.parse("sm_80"), PassOptions(check=True))
+    assert module.operation.verify()
+    return module
+
+
+def ops(module):
+    return [op.name for op in walk(kernel_of(module))]
+
+
+def store(value, pointer="%p"):
+    return f'"mt.store"({pointer}, {value}) : ({P}, {V}) -> ()\n'
+
+
+def load(name, extras="", segments="1, 0, 0", attributes=""):
+    types = {"1, 0, 0": "", "1, 1, 0": ", tensor<8xi1>"}[segments]
+    return (
+        f'%{name} = "mt.load"(%p{extras}) {{operandSegmentSizes = array<i32: {segments}>'
+        f"{attributes}}} : ({P}{types}) -> {V}\n"
+    )
+
+
+def test_arithmetic_on_splats_is_scalar():
+    body = f"""
+      %c = arith.constant dense<3> : {V}
+      %x = "mt.splat"(%a) : (i32) -> {V}
+      %y = "mt.splat"(%b) : (i32) -> {V}
+      %s = arith.addi %x, %y : {V}
+      %t = arith.muli %s, %c : {V}
+    """ + store("%t")
+    module = simplified(body)
+    assert ops(module).count("mt.splat") == 1
+    scalar = [op for op in walk(kernel_of(module)) if op.name.startswith("arith.")]
+    assert all(not isinstance(op.results[0].type, ir.RankedTensorType) for op in scalar)
+
+
+def test_arithmetic_moves_before_broadcasts_of_one_shape():
+    body = """
+      %c = arith.constant dense<2> : tensor<8x4xi32>
+      %r = "mt.expand_dims"(%v) {axis = 1 : i32} : (tensor<8xi32>) -> tensor<8x1xi32>
+      %w = "mt.broadcast"(%r) : (tensor<8x1xi32>) -> tensor<8x4xi32>
+      %s = arith.muli %w, %c : tensor<8x4xi32>
+      %t = arith.addi %s, %w : tensor<8x4xi32>
+      "mt.print"(%t) {prefix = "", operandSegmentSizes = array<i32: SEGMENTS>} : (tensor<8x4xi32>) -> ()
+    """.replace("SEGMENTS", ", ".join(["1"] + ["0"] * 15))  # noqa: E501
+    module = simplified(body)
+    shapes = [
+        list(op.results[0].type.shape)
+        for op in walk(kernel_of(module))
+        if op.name in ("arith.muli", "arith.addi")
+    ]
+    assert shapes == [[8, 1], [8, 1]] and ops(module)[-3] == "mt.broadcast"
+
+
+def test_select_with_the_mask_becomes_the_loads_other():
+    select = "%s = arith.select %m, %l, %v : tensor<8xi1>, tensor<8xi32>\n"
+    module = simplified(load("l", ", %m", "1, 1, 0") + select + store("%s"))
+    (found,) = [op for op in walk(kernel_of(module)) if op.name == "mt.load"]
+    assert len(found.operands) == 3 and "arith.select" not in ops(module)
+    kept = simplified(load("l", ", %m", "1, 1, 0") + store("%v") + select + store("%s"))
+    assert "arith.select" in ops(kept)  # the store may change what is loaded
+    other = select.replace("%m", "%other")
+    args = ARGS + ", %other: tensor<8xi1>"
+    assert "arith.select" in ops(
+        simplified(load("l", ", %m", "1, 1, 0") + other + store("%s"), args)
+    )
+
+
+def test_repeated_loads_are_shared_up_to_a_write():
+    twice = load("x") + load("y") + "%s = arith.addi %x, %y : tensor<8xi32>\n" + store("%s")
+    assert ops(simplified(twice)).count("mt.load") == 1
+    written = load("x") + store("%v") + load("y")
+    written += "%s = arith.addi %x, %y : tensor<8xi32>\n" + store("%s")
+    assert ops(simplified(written)).count("mt.load") == 2
+    volatile = twice.replace("1, 0, 0>}", "1, 0, 0>, volatile}")
+    assert ops(simplified(volatile)).count("mt.load") == 2
+    assert ops(simplified(load("x"))).count("mt.load") == 0
+    assert ops(simplified(load("x", attributes=", volatile"))).count("mt.load") == 1
+
+
+def test_constant_offsets_add_up_unless_they_overflow():
+    def chain(first, second):
+        module = simplified(f"""
+          %c = arith.constant dense<{first}> : {V}
+          %d = arith.constant dense<{second}> : {V}
+          %q = "mt.addptr"(%p, %c) : ({P}, {V}) -> {P}
+          %r = "mt.addptr"(%q, %d) : ({P}, {V}) -> {P}
+        """ + store("%v", "%r"))  # fmt: skip
+        return ops(module).count("mt.addptr")
+
+    assert chain(3, 4) == 1
+    assert chain(2**31 - 1, 1) == 2
+
+
+LOOP = """
+  %c0 = arith.constant 0 : i32
+  %c1 = arith.constant 1 : i32
+  %r = scf.for %i = %c0 to %n step %c1 iter_args(%s = %v) -> (tensor<8xi32>) : i32 {
+    %k = "mt.splat"(%a) : (i32) -> tensor<8xi32>
+    %q = arith.divsi %a, %b : i32
+    %w = "mt.splat"(%q) : (i32) -> tensor<8xi32>
+    %x = arith.xori %v, %k : tensor<8xi32>
+    %y = arith.addi %s, %x : tensor<8xi32>
+    %z = arith.addi %y, %w : tensor<8xi32>
+    scf.yield %z : tensor<8xi32>
+  } ATTRIBUTES
+"""
+
+
+def body_ops(module):
+    loop = next(op for op in walk(kernel_of(module)) if op.name == "scf.for")
+    return [op.name for op in ops_of(loop.regions[0].blocks[0])]
+
+
+def test_invariants_leave_the_loop_but_divisions_are_not_speculated():
+    inside = body_ops(simplified(LOOP.replace("ATTRIBUTES", "") + store("%r")))
+    assert "arith.xori" not in inside and "arith.divsi" in inside
+    kept = body_ops(simplified(LOOP.replace("ATTRIBUTES", "{mt.disable_licm}") + store("%r")))
+    assert "arith.xori" in kept
+
+
+def test_carried_values_that_feed_only_themselves_go():
+    body = f"""
+      %c0 = arith.constant 0 : i32
+      %c1 = arith.constant 1 : i32
+      %r:2 = scf.for %i = %c0 to %n step %c1 iter_args(%s = %v, %q = %p) -> ({V}, {P}) : i32 {{
+        %t = arith.addi %s, %s : {V}
+        %o = "mt.addptr"(%q, %v) : ({P}, {V}) -> {P}
+        scf.yield %t, %o : {V}, {P}
+      }}
+    """ + store("%r#0")
+    module = simplified(body)
+    loop = next(op for op in walk(kernel_of(module)) if op.name == "scf.for")
+    assert len(loop.results) == 1
+
+
+def test_independent_reductions_are_fused(kernel, names):
+    kern = kernel(tile_kernels.moments, x="*fp32", y="*fp32", n="i32", BLOCK=256)
+    x = np.random.default_rng(5).standard_normal(256).astype(np.float32)
+    module = kern.check([x, np.zeros(2, np.float32)], [200])
+    assert names(module).count("mt.reduce") == 1
+
+
+def test_dependent_reductions_are_not_fused(kernel, names):
+    kern = kernel(tile_kernels.softmax, x="*fp32", y="*fp32", n="i32", BLOCK=256)
+    module = kern.compile()
+    assert names(module).count("mt.reduce") == 2
+
+
+def test_a_use_between_two_reductions_keeps_them_apart():
+    def reduce(name, operand):
+        sizes = ", ".join(["1"] + ["0"] * 15)
+        return f"""
+        %{name} = "mt.reduce"({operand}) ({{ ^bb0(%e{name}: i32, %f{name}: i32):
+            %g{name} = arith.addi %e{name}, %f{name} : i32
+            "mt.yield"(%g{name}) {{operandSegmentSizes = array<i32: {sizes}>}} : (i32) -> () }})
+            {{axis = 0 : i32, operandSegmentSizes = array<i32: {sizes}>,
+              resultSegmentSizes = array<i32: {sizes}>}} : ({V}) -> i32
+        """
+
+    between = f'%s = "mt.splat"(%x) : (i32) -> {V}\n' + store("%s")
+    after = f'%t = "mt.splat"(%y) : (i32) -> {V}\n' + store("%t")
+
+    def fused(middle):
+        module = ir.Module.parse(
+            f"func.func @k({ARGS}) {{\n{reduce('x', '%v')}{middle}{reduce('y', '%v')}"
+            f"{'' if middle else between}{after}return }}"
+        )
+        fuse_reductions.run(module, Target.parse("sm_80"), PassOptions())
+        assert module.operation.verify()
+        return ops(module).count("mt.reduce")
+
+    assert fused("") == 1
+    assert fused(between) == 2
+
+
+def test_unknown_ops_and_types_are_refused():
+
+    for body in ("%x = math.cbrt %f : f32", "%x = arith.extui %a : i32 to i48"):
+        module = ir.Module.parse(f"func.func @k(%f: f32, %a: i32) {{\n{body}\nreturn }}")
+        with pytest.raises(CompileError, match="support"):
+            legality.run(module, Target.parse("sm_80"), PassOptions())

@@ -1,0 +1,108 @@
+"""Triton functions that the tests of this folder compile (never called from Python)."""
+
+import minitriton.language as tl
+
+
+def matmul(a, b, c, M, N, K, sa, sb, sc, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    rm = tl.program_id(0) * BM + tl.arange(0, BM)
+    rn = tl.program_id(1) * BN + tl.arange(0, BN)
+    rk = tl.arange(0, BK)
+    pa = a + rm[:, None] * sa + rk[None, :]
+    pb = b + rk[:, None] * sb + rn[None, :]
+    acc = tl.zeros((BM, BN), dtype=tl.float32)
+    for k in range(0, tl.cdiv(K, BK)):
+        left = K - k * BK
+        x = tl.load(pa, mask=(rk[None, :] < left) & (rm[:, None] < M), other=0.0)
+        y = tl.load(pb, mask=(rk[:, None] < left) & (rn[None, :] < N), other=0.0)
+        acc = tl.dot(x, y, acc)
+        pa += BK
+        pb += BK * sb
+    out = c + rm[:, None] * sc + rn[None, :]
+    tl.store(out, acc.to(c.dtype.element_ty), mask=(rm[:, None] < M) & (rn[None, :] < N))
+
+
+def softmax(x, y, n, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    at = tl.arange(0, BLOCK)
+    value = tl.load(x + row * n + at, mask=at < n, other=float("-inf"))
+    value = tl.exp(value - tl.max(value, axis=0))
+    tl.store(y + row * n + at, value / tl.sum(value, axis=0), mask=at < n)
+
+
+def attention(q, k, v, o, n, BM: tl.constexpr, BN: tl.constexpr, D: tl.constexpr):
+    rm, rn, rd = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, D)
+    query = tl.load(q + rm[:, None] * D + rd[None, :])
+    top = tl.full((BM,), float("-inf"), tl.float32)
+    total = tl.zeros((BM,), tl.float32)
+    acc = tl.zeros((BM, D), tl.float32)
+    for start in range(0, n, BN):
+        keys = tl.load(k + (start + rn)[:, None] * D + rd[None, :])
+        score = tl.dot(query, tl.trans(keys))
+        score = tl.where((start + rn)[None, :] < n, score, float("-inf"))
+        peak = tl.maximum(top, tl.max(score, 1))
+        p = tl.exp2(score - peak[:, None])
+        scale = tl.exp2(top - peak)
+        total = total * scale + tl.sum(p, 1)
+        values = tl.load(v + (start + rn)[:, None] * D + rd[None, :])
+        acc = tl.dot(p.to(tl.float16), values, acc * scale[:, None])
+        top = peak
+    tl.store(o + rm[:, None] * D + rd[None, :], acc / total[:, None])
+
+
+def add(x, y, z, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < n
+    tl.store(z + at, tl.load(x + at, mask=mask) + tl.load(y + at, mask=mask), mask=mask)
+
+
+def transpose(x, y, N: tl.constexpr):
+    r = tl.arange(0, N)
+    tile = tl.load(x + r[:, None] * N + r[None, :])
+    tl.store(y + r[:, None] * N + r[None, :], tl.trans(tile))
+
+
+def moments(x, y, n, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    value = tl.load(x + at, mask=at < n, other=0.0)
+    total = tl.sum(value, axis=0)
+    squares = tl.sum(value * value, axis=0)
+    tl.store(y, total)
+    tl.store(y + 1, squares)
+
+
+def branches(x, y, n, N: tl.constexpr):
+    r = tl.arange(0, N)
+    tile = tl.load(x + r[:, None] * N + r[None, :])
+    rows = tl.sum(tile, 1)
+    if n > 3:
+        tile = tile - rows[:, None]
+    else:
+        tile = tl.trans(tile)
+    i = 0
+    while i < n:
+        tile = tile * 0.5 + 1.0
+        i += 1
+    for j in range(n):
+        tile += tl.load(x + r[:, None] + r[None, :] * N)
+        tl.store(y + j * N * N + r[:, None] * N + r[None, :], tile)
+
+
+def in_place(a, n, B: tl.constexpr):
+    r = tl.arange(0, B)
+    at = a + r[:, None] * B + r[None, :]
+    acc = tl.zeros((B, B), tl.float32)
+    for _ in range(n):
+        tile = tl.load(at)
+        acc = tl.dot(tile, tile, acc)
+        tl.store(at, acc.to(tl.float16))
+
+
+def indirect(table, a, b, c, n, B: tl.constexpr):
+    r = tl.arange(0, B)
+    acc = tl.zeros((B, B), tl.float32)
+    for i in range(n):
+        page = tl.load(table + i)
+        x = tl.load(a + page * B * B + r[:, None] * B + r[None, :])
+        y = tl.load(b + i * B * B + r[:, None] * B + r[None, :])
+        acc = tl.dot(x, y, acc)
+    tl.store(c + r[:, None] * B + r[None, :], acc)
