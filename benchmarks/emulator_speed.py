@@ -22,15 +22,15 @@ import minitriton
 import minitriton.language as tl
 
 
-def timed(call, repeats: int = 3) -> float:
-    """Best of some runs, in seconds, after one that compiles."""
-    call()
+def timed(call, repeats: int = 3):
+    """Best of some runs in seconds, and the counters of one; the first run compiles."""
+    report = call().report
     best = float("inf")
     for _ in range(repeats):
         start = time.perf_counter()
         call()
         best = min(best, time.perf_counter() - start)
-    return best
+    return best, report
 
 
 def main() -> None:
@@ -49,7 +49,7 @@ def main() -> None:
     c = torch.empty(n, n).half()
 
     def matmul():
-        module.matmul_kernel[(16,)](
+        return module.matmul_kernel[(16,)](
             a, b, c, n, n, n, n, 1, n, 1, n, 1,
             BLOCK_M=128, BLOCK_N=128, BLOCK_K=64, GROUP_M=8, num_warps=8, num_stages=3,
         )  # fmt: skip
@@ -66,8 +66,7 @@ def main() -> None:
         ),
     }
     for name, call in works.items():
-        seconds = timed(call)
-        counters = minitriton.last_emulation().counters
+        seconds, counters = timed(call)
         results[name] = {
             "seconds": seconds,
             "lane_instructions": counters.lane_instructions,

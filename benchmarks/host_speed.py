@@ -71,15 +71,20 @@ def sync():
 def timed(f):
     sync(); s = time.perf_counter(); f(); sync(); return time.perf_counter() - s
 def add(): m.add_kernel[(4,)](x, y, out, 4096, BLOCK=1024)
-def mm(): m.matmul_kernel[(4,)](a, a, c, 256, 256, 256, 256, 1, 256, 1, 256, 1, BLOCK_M=128, BLOCK_N=128, BLOCK_K=64, GROUP_M=8, num_warps=8, num_stages=3)
-def soft(): m.softmax_kernel[(4,)](out, x, 1024, 1024, 1024, BLOCK=1024)
+def mm(num_warps=8):
+    m.matmul_kernel[(4,)](
+        a, a, c, 256, 256, 256, 256, 1, 256, 1, 256, 1,
+        BLOCK_M=128, BLOCK_N=128, BLOCK_K=64, GROUP_M=8, num_warps=num_warps, num_stages=3,
+    )
+def soft(n=1024, **options):
+    m.softmax_kernel[(4,)](out, x, 1024, 1024, n, BLOCK=1024, **options)
 r = {"first add": timed(add)}
 if sys.argv[2] == "cold":
     timed(soft)
-    r["process warm: softmax num_warps=8"] = timed(lambda: m.softmax_kernel[(4,)](out, x, 1024, 1024, 1000, BLOCK=1024, num_warps=8))
+    r["process warm: softmax num_warps=8"] = timed(lambda: soft(1000, num_warps=8))
     r["process warm: add"] = timed(lambda: m.add_kernel[(4,)](x, y, out, 4096, BLOCK=512))
     timed(mm)
-    r["process warm: matmul 128x128x64"] = timed(lambda: m.matmul_kernel[(4,)](a, a, c, 256, 256, 256, 256, 1, 256, 1, 256, 1, BLOCK_M=128, BLOCK_N=128, BLOCK_K=64, GROUP_M=8, num_warps=4, num_stages=3))
+    r["process warm: matmul 128x128x64"] = timed(lambda: mm(num_warps=4))
 print(json.dumps(r))
 """
 
@@ -107,7 +112,11 @@ def import_cost(module: str, repeats: int = 5) -> float:
     """Median seconds of `import module` in a fresh interpreter."""
     code = f"import time; s = time.perf_counter(); import {module}; print(time.perf_counter() - s)"
     return statistics.median(
-        float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+        float(
+            subprocess.run(
+                [sys.executable, "-c", code], capture_output=True, text=True, check=True
+            ).stdout
+        )
         for _ in range(repeats)
     )
 

@@ -127,7 +127,9 @@ def matmul(m: int, n: int, k: int, b_nk: bool, rounds: int) -> dict:
             out = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
             grid = (minitriton.cdiv(m, bm) * minitriton.cdiv(n, bn),)
 
-            def call(kernel=module.matmul_kernel, out=out, grid=grid, cfg=(bm, bn, bk, warps, stages)):
+            def call(
+                kernel=module.matmul_kernel, out=out, grid=grid, cfg=(bm, bn, bk, warps, stages)
+            ):
                 kernel[grid](
                     a, b, out, m, n, k, *a.stride(), *b.stride(), *out.stride(),
                     BLOCK_M=cfg[0], BLOCK_N=cfg[1], BLOCK_K=cfg[2], GROUP_M=8,
@@ -155,7 +157,9 @@ def show(title: str, entry: dict) -> None:
             else f"{entry['flops'] / seconds / 1e12:7.1f} TFLOP/s"
         )
         ratio = f"{base / seconds:5.2f}x Triton" if base else ""
-        print(f"{title:32s} {backend:14s} {speed} {ratio:14s} {result['configuration']}", flush=True)
+        print(
+            f"{title:32s} {backend:14s} {speed} {ratio:14s} {result['configuration']}", flush=True
+        )
 
 
 def main() -> None:
@@ -168,14 +172,14 @@ def main() -> None:
     entries = {"vector add fp32 2^28": lambda: vector_add(r)}
     for kind in ("softmax", "layer norm"):
         for n_rows, n_cols in ((16384, 1024), (16384, 4096), (8192, 8192), (4096, 16384)):
-            entries[f"{kind} bf16 {n_rows}x{n_cols}"] = (
-                lambda kind=kind, a=n_rows, b=n_cols: rows(kind, a, b, r)
+            entries[f"{kind} bf16 {n_rows}x{n_cols}"] = lambda kind=kind, a=n_rows, b=n_cols: rows(
+                kind, a, b, r
             )
     for m, n, k in ((4096, 4096, 4096), (8192, 8192, 8192)):
         for b_nk in (False, True):
             order = "[N,K]" if b_nk else "[K,N]"
-            entries[f"matmul bf16 {m}x{n}x{k} B{order}"] = (
-                lambda m=m, n=n, k=k, b_nk=b_nk: matmul(m, n, k, b_nk, max(r // 3, 5))
+            entries[f"matmul bf16 {m}x{n}x{k} B{order}"] = lambda m=m, n=n, k=k, b_nk=b_nk: matmul(
+                m, n, k, b_nk, max(r // 3, 5)
             )
     results = {"machine": timing.machine(), "command": " ".join(sys.argv), "entries": {}}
     for title, run in entries.items():

@@ -40,7 +40,9 @@ else:
         mask = cols < n_cols
         x = tl.load(in_ptr + row * in_stride + cols, mask=mask, other=-float("inf")).to(tl.float32)
         numerator = tl.exp(x - tl.max(x, axis=0))
-        tl.store(out_ptr + row * out_stride + cols, numerator / tl.sum(numerator, axis=0), mask=mask)
+        tl.store(
+            out_ptr + row * out_stride + cols, numerator / tl.sum(numerator, axis=0), mask=mask
+        )
 
     @triton.jit
     def layer_norm_kernel(x_ptr, y_ptr, w_ptr, b_ptr, stride, n, eps, BLOCK: tl.constexpr):

@@ -254,9 +254,7 @@ def _broadcast_scalar(lowering: Lowering, op: ir.Operation, old: ir.Value) -> ir
     return lowering.load(old.type, place, width_of(old.type) // 8)
 
 
-def _broadcast_tile(
-    lowering: Lowering, op: ir.Operation, tile: Tile, owner: ir.Value
-) -> None:
+def _broadcast_tile(lowering: Lowering, op: ir.Operation, tile: Tile, owner: ir.Value) -> None:
     """Owners write their elements in C order, all read theirs back; fills `tile` anew."""
     layout, size = tile.layout, width_of(tile.element) // 8
     terms = ((lowering.lane_id, layout.flat("lane")), (lowering.warp_id, layout.flat("warp")))

@@ -38,9 +38,7 @@ def _truncf(lowering: Lowering, op: ir.Operation) -> None:
     type_ = carried(element_of(op.results[0].type))
     registers = lowering.registers(op.operands[0])
     if source != lowering.f32 or type_.width != 16 or len(registers) < 2:
-        map_registers(
-            lowering, op, lambda values: narrow(lowering, values[0], type_, rtz=False)
-        )
+        map_registers(lowering, op, lambda values: narrow(lowering, values[0], type_, rtz=False))
         return
     vector = ir.VectorType.get([2], type_)
     results: list[ir.Value] = []
@@ -80,9 +78,7 @@ def _bf16_toward_zero(lowering: Lowering, value: ir.Value) -> ir.Value:
 _LETTERS = {"f32": "f", "f64": "d", "i16": "h", "i32": "r", "i64": "l"}
 
 
-def _cvt(
-    lowering: Lowering, instruction: str, value: ir.Value, result: ir.Type
-) -> ir.Value:
+def _cvt(lowering: Lowering, instruction: str, value: ir.Value, result: ir.Type) -> ir.Value:
     letters = _LETTERS[str(result)], _LETTERS[str(value.type)]
     (converted,) = lowering.asm(
         f"{instruction} $0, $1;", f"={letters[0]},{letters[1]}", [result], [value], effects=False
@@ -118,9 +114,7 @@ def _int_to_float(signed: bool) -> Callable[[Lowering, ir.Operation], None]:
                 return lowering.op(name, type_, (value,))
             # through f64, which holds 32-bit integers exactly; 64-bit ones are made odd first
             if width > 32:
-                return narrow(
-                    lowering, _wide_to_f64_odd(lowering, value, signed), type_, rtz=False
-                )
+                return narrow(lowering, _wide_to_f64_odd(lowering, value, signed), type_, rtz=False)
             middle = lowering.f32 if width <= 16 else lowering.f64
             exact = lowering.op(name, middle, (value,))
             return narrow(lowering, exact, type_, rtz=False)
@@ -137,9 +131,7 @@ def _wide_to_f64_odd(lowering: Lowering, value: ir.Value, signed: bool) -> ir.Va
     # 64-bit integers differ from their truncation only in their low 11 bits
     name = "arith.fptosi" if signed else "arith.fptoui"
     back = lowering.op(name, lowering.i64, (truncated,))
-    sticky = lowering.op(
-        "arith.extui", lowering.i64, (lowering.compare("ne", back, value),)
-    )
+    sticky = lowering.op("arith.extui", lowering.i64, (lowering.compare("ne", back, value),))
     bits = lowering.bitcast(truncated, lowering.i64)
     return lowering.bitcast(lowering.or_(bits, sticky), lowering.f64)
 
@@ -157,9 +149,7 @@ def _float_to_int(signed: bool) -> Callable[[Lowering, ir.Operation], None]:
             if type_.width == 1:
                 index = ir.IntegerAttr.get(lowering.i64, 13)  # une: true for NaN as in C
                 zero = lowering.zero(value.type)
-                return lowering.op(
-                    "arith.cmpf", lowering.i1, (value, zero), {"predicate": index}
-                )
+                return lowering.op("arith.cmpf", lowering.i1, (value, zero), {"predicate": index})
             wide = lowering.i64 if type_.width == 64 else lowering.i32
             kind = ("s" if signed else "u") + str(wide.width)
             source = "f64" if value.type == lowering.f64 else "f32"

@@ -131,9 +131,7 @@ def _bind(lowering: Lowering, values: Sequence[ir.Value], flat: Sequence[ir.Valu
     position = 0
     for value in values:
         type_ = value.type
-        count = (
-            layout_of(type_).num_registers if isinstance(type_, ir.RankedTensorType) else 1
-        )
+        count = layout_of(type_).num_registers if isinstance(type_, ir.RankedTensorType) else 1
         lowering.set_registers(value, list(flat[position : position + count]))
         position += count
 
@@ -168,9 +166,7 @@ def _while(lowering: Lowering, op: ir.Operation) -> None:
         with lowering.builder.at(ir.InsertionPoint(block)):
             terminator = lowering.lower_block(source)
             # scf.condition or scf.yield, with the same operands flattened
-            lowering.create(
-                terminator.name, (), _flat_values(lowering, list(terminator.operands))
-            )
+            lowering.create(terminator.name, (), _flat_values(lowering, list(terminator.operands)))
     _bind(lowering, list(op.results), list(created.results))
 
 

@@ -119,9 +119,7 @@ def _argument_buffer(lowering: Lowering) -> ir.Value:
     }
     return lowering.once(
         "printf buffer",
-        lambda: lowering.op(
-            "llvm.alloca", type_named(GENERIC), (lowering.int32(1),), attributes
-        ),
+        lambda: lowering.op("llvm.alloca", type_named(GENERIC), (lowering.int32(1),), attributes),
     )
 
 
@@ -136,9 +134,7 @@ def _assert(lowering: Lowering, op: ir.Operation) -> None:
             wrong = lowering.and_(wrong, masks[register])
         failed = wrong if failed is None else lowering.or_(failed, wrong)
     assert failed is not None
-    texts = [
-        ir.StringAttr(op.attributes[name]).value for name in ("message", "file", "function")
-    ]
+    texts = [ir.StringAttr(op.attributes[name]).value for name in ("message", "file", "function")]
     line = lowering.int32(ir.IntegerAttr(op.attributes["line"]).value)
 
     def call() -> tuple[()]:

@@ -174,9 +174,7 @@ def _known_below(value: ir.Value, limit: int) -> bool:
 
 def _select(lowering: Lowering, op: ir.Operation) -> None:
     type_ = carried(element_of(op.results[0].type))
-    map_registers(
-        lowering, op, lambda values: lowering.op("arith.select", type_, values)
-    )
+    map_registers(lowering, op, lambda values: lowering.op("arith.select", type_, values))
 
 
 def _addptr(lowering: Lowering, op: ir.Operation) -> None:

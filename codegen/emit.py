@@ -171,12 +171,20 @@ class Emitter:
         """`count` scalars of `type_`, lowest bits first, that make up the bits of `value`."""
         if count == 1:
             return [self.bitcast(value, type_)]
+        if type_ == self.i8:
+            return [self.op("arith.trunci", type_, (self.shr(value, 8 * i),)) for i in range(count)]
         return self.unpack(self.bitcast(value, ir.VectorType.get([count], type_)))
 
     def join_bits(self, values: Sequence[ir.Value], type_: ir.Type) -> ir.Value:
-        """The inverse of `split_bits`: one value of `type_` from the bits of several."""
+        """The inverse of `split_bits`: one value of `type_` from the bits of several.
+
+        Bytes are shifted together: LLVM would build vectors of them with half undefined permutes.
+        """
         if len(values) == 1:
             return self.bitcast(values[0], type_)
+        if values[0].type == self.i8:
+            wide = [self.op("arith.extui", type_, (v,)) for v in values]
+            return functools.reduce(self.or_, (self.shl(v, 8 * i) for i, v in enumerate(wide)))
         return self.bitcast(self.pack(values), type_)
 
     # Memory

@@ -46,9 +46,7 @@ class Floats:
         """IEEE division."""
         return self.op("arith.divf", lhs, rhs)
 
-    def fma(
-        self, a: ir.Value | float, b: ir.Value | float, c: ir.Value | float
-    ) -> ir.Value:
+    def fma(self, a: ir.Value | float, b: ir.Value | float, c: ir.Value | float) -> ir.Value:
         return self.op("math.fma", a, b, c)
 
     def abs(self, value: ir.Value) -> ir.Value:
@@ -70,9 +68,7 @@ class Floats:
             "arith.cmpf", self.lowering.i1, (lhs, self.value(rhs)), {"predicate": index}
         )
 
-    def select(
-        self, condition: ir.Value, lhs: ir.Value | float, rhs: ir.Value | float
-    ) -> ir.Value:
+    def select(self, condition: ir.Value, lhs: ir.Value | float, rhs: ir.Value | float) -> ir.Value:
         return self.lowering.select(condition, self.value(lhs), self.value(rhs))
 
     def polynomial(self, x: ir.Value, coefficients: Sequence[float]) -> ir.Value:

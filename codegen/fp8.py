@@ -48,9 +48,7 @@ def encode(
     return codes[: len(values)]
 
 
-def _encode_by_hand(
-    lowering: Lowering, value: ir.Value, form: _Format, rtz: bool
-) -> ir.Value:
+def _encode_by_hand(lowering: Lowering, value: ir.Value, form: _Format, rtz: bool) -> ir.Value:
     f = Floats(lowering, lowering.f32)
     low = lowering
     magnitude = low.and_(f.bits(value), 0x7FFFFFFF)

@@ -154,8 +154,8 @@ def _tanh(f: Floats, x: ir.Value) -> ir.Value:
     square = f.mul(x, x)
     small = f.fma(f.mul(f.polynomial(square, TANH_TAIL), square), x, x)
     power = _exp(f, f.mul(magnitude, 2.0))
-    large = f.copysign(f.sub(1.0, f.div(2.0, f.add(power, 1.0))), x)
-    return f.select(f.compare("olt", magnitude, 0.55), small, large)
+    large = f.sub(1.0, f.div(2.0, f.add(power, 1.0)))
+    return f.copysign(f.select(f.compare("olt", magnitude, 0.55), small, large), x)
 
 
 def _erf(f: Floats, x: ir.Value) -> ir.Value:

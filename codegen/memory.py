@@ -68,9 +68,12 @@ def _load_vector(
     """`count` consecutive elements; lanes with a false mask get `other`, or zeros."""
     size = count * max(width_of(element) // 8, 1)
     if mask is None and not modifiers:
-        type_ = element if count == 1 else ir.VectorType.get([count], element)
-        loaded = lowering.load(type_, lowering.offset_pointer(pointer, offset), size)
-        return [loaded] if count == 1 else lowering.unpack(loaded)
+        place = lowering.offset_pointer(pointer, offset)
+        if width_of(element) == 8 and size > 1:  # as words: LLVM would load byte by byte
+            word = word_type(lowering, element, size)
+            words = _load_plain(lowering, word, max(size // 4, 1), place, size)
+            return from_words(lowering, words, element, count)
+        return _load_plain(lowering, element, count, place, size)
     word = word_type(lowering, element, size)
     words = max(size * 8 // word.width, 1)
     text = f"ld{modifiers or '.global'}{vector_suffix(words)}.b{min(word.width, 8 * size)} "
@@ -93,6 +96,14 @@ def _load_vector(
         [*initial, pointer, mask],
     )
     return from_words(lowering, values, element, count)
+
+
+def _load_plain(
+    lowering: Lowering, element: ir.Type, count: int, pointer: ir.Value, size: int
+) -> list[ir.Value]:
+    type_ = element if count == 1 else ir.VectorType.get([count], element)
+    loaded = lowering.load(type_, pointer, size)
+    return [loaded] if count == 1 else lowering.unpack(loaded)
 
 
 def _store(lowering: Lowering, op: ir.Operation) -> None:
@@ -125,6 +136,8 @@ def _store_vector(
     element = values[0].type
     size = len(values) * max(width_of(element) // 8, 1)
     if mask is None and not modifiers:
+        if width_of(element) == 8 and size > 1:
+            values = to_words(lowering, values, word_type(lowering, element, size))
         vector = values[0] if len(values) == 1 else lowering.pack(values)
         lowering.store(vector, lowering.offset_pointer(pointer, offset), size)
         return

@@ -15,8 +15,9 @@ def _special_register(name: str) -> Callable[[Lowering, ir.Operation], None]:
     def lower(lowering: Lowering, op: ir.Operation) -> None:
         axis = "xyz"[ir.IntegerAttr(op.attributes["axis"]).value]
         register = f"nvvm.read.ptx.sreg.{name}.{axis}"
-        lowering.set(op.results[0], lowering.once(register, lambda: lowering.op(
-            register, lowering.i32)))
+        lowering.set(
+            op.results[0], lowering.once(register, lambda: lowering.op(register, lowering.i32))
+        )
         lowering.keep_lazy()
 
     return lower

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import functools
+import importlib
 from typing import Any
 
 from minitriton.ir.diagnostics import InternalError

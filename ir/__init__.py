@@ -1,1 +1,4 @@
-"""The tile IR: data types, layouts, the `mt` dialect, targets and diagnostics. Knows no other room."""
+"""The tile IR: data types, layouts, the `mt` dialect, targets and diagnostics.
+
+Knows no other room.
+"""

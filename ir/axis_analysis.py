@@ -314,7 +314,8 @@ def _binary(fn: Callable[[AxisInfo, AxisInfo], AxisInfo]) -> Callable[[Any, Any]
 
 
 def _compare(op: ir.Operation, operands: list[AxisInfo]) -> AxisInfo:
-    return axis_info.compare(*operands, ir.IntegerAttr(op.attributes["predicate"]).value)
+    predicate = ir.IntegerAttr(op.attributes["predicate"]).value
+    return axis_info.compare(operands[0], operands[1], predicate)
 
 
 def _constancy_only(op: ir.Operation, operands: list[AxisInfo]) -> AxisInfo:

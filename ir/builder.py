@@ -6,8 +6,8 @@ Generic `Operation.create` costs 1 us, the bindings' op classes up to 27 us, so 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TypeAlias
 from contextlib import contextmanager
+from typing import TypeAlias
 
 from minitriton.ir.dialect import MAX_VALUES
 from minitriton.ir.mlir import ir

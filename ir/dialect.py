@@ -25,7 +25,7 @@ class PtrType(MT.Type, name="ptr"):
 
 
 class MemType(MT.Type, name="mem"):
-    """A shared-memory buffer: shape, element type and shared layout are those of the tensor type."""
+    """A shared-memory buffer; shape, element type and shared layout are the tensor type's."""
 
     tensor: Any
 

@@ -11,7 +11,7 @@ from math import prod
 
 
 @dataclass(frozen=True)
-class dtype:  # noqa: N801  (the language's own name for it)
+class dtype:  # the language's own name for it
     """Scalar element type: `kind` is one of 'bool', 'int', 'uint', 'float', 'void'."""
 
     name: str
@@ -113,7 +113,7 @@ class dtype:  # noqa: N801  (the language's own name for it)
 
 
 @dataclass(frozen=True)
-class pointer_type:  # noqa: N801
+class pointer_type:
     """Pointer to a scalar element in global memory; `const` forbids stores through it."""
 
     element_ty: dtype
@@ -171,7 +171,7 @@ Scalar = dtype | pointer_type
 
 
 @dataclass(frozen=True)
-class block_type:  # noqa: N801
+class block_type:
     """A tile: `shape` (rank >= 1) of scalar elements."""
 
     element_ty: Scalar

@@ -37,11 +37,17 @@ def interpret(
     ).operation
     block = function.regions[0].blocks[0]
     values = [
-        np.asarray(a, meaning.numpy_type(formal.type))
+        _argument(a, meaning.numpy_type(formal.type))
         for a, formal in zip(arguments, block.arguments, strict=True)
     ]
     for z, y, x in itertools.product(*(range(n) for n in reversed(grid))):
         Program((x, y, z), grid, memory).run_block(block, values)
+
+
+def _argument(value: Any, dtype: type) -> np.ndarray:
+    if isinstance(value, int):  # unsigned ones are held in the signed type of their width
+        return np.array(value & (1 << 64) - 1, np.uint64).astype(dtype)
+    return np.asarray(value, dtype)
 
 
 class Program:

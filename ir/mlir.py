@@ -61,7 +61,9 @@ def _choose() -> str:
                 return package
         elif _find(package + "._mlir_libs") is not None:  # PyPI's `mlir` is only a placeholder
             return package
-    raise ImportError("no MLIR Python bindings found; install them with: pip install numba-cuda-mlir")
+    raise ImportError(
+        "no MLIR Python bindings found; install them with: pip install numba-cuda-mlir"
+    )
 
 
 PROVIDER = _choose()

@@ -17,7 +17,7 @@ class AddPtrOp(MT.Operation, name="addptr"):
     result: Result[Any]
 
     @verifier
-    def verify_invariants(op: Any) -> bool:  # noqa: N805
+    def verify_invariants(op: Any) -> bool:
         pointer, offset = (v.type for v in op.operands)
         return check(
             op,
@@ -89,13 +89,15 @@ class DotOp(MT.Operation, name="dot"):
     result: Result[Any]
 
     @verifier
-    def verify_invariants(op: Any) -> bool:  # noqa: N805
+    def verify_invariants(op: Any) -> bool:
         a, b, c = (v.type for v in op.operands)
-        m, n, k = shape_of(a)[-2], shape_of(b)[-1], shape_of(a)[-1]
+        left, right, accumulator = shape_of(a), shape_of(b), shape_of(c)
+        if left is None or right is None or accumulator is None:
+            return check(op, (False, f"operands are not all tiles: {a}, {b}, {c}"))
         return check(
             op,
-            (shape_of(b)[-2] == k, f"inner dimensions differ: {a} and {b}"),
-            (shape_of(c)[-2:] == (m, n), f"accumulator {c} does not fit {a} @ {b}"),
+            (right[-2] == left[-1], f"inner dimensions differ: {a} and {b}"),
+            (accumulator[-2:] == (left[-2], right[-1]), f"accumulator {c} does not fit {a} @ {b}"),
             (op.results[0].type == c, "result and accumulator differ in type"),
         )
 

@@ -22,7 +22,7 @@ class LoadOp(MT.Operation, name="load"):
     result: Result[Any]
 
     @verifier
-    def verify_invariants(op: Any) -> bool:  # noqa: N805
+    def verify_invariants(op: Any) -> bool:
         pointer, result = op.operands[0].type, op.results[0].type
         return check(
             op,
@@ -43,7 +43,7 @@ class StoreOp(MT.Operation, name="store"):
     extras: Sequence[Operand[Any]]
 
     @verifier
-    def verify_invariants(op: Any) -> bool:  # noqa: N805
+    def verify_invariants(op: Any) -> bool:
         pointer, value = op.operands[0].type, op.operands[1].type
         return check(
             op,

@@ -24,7 +24,7 @@ class SplatOp(MT.Operation, name="splat"):
     result: Result[Any]
 
     @verifier
-    def verify_invariants(op: Any) -> bool:  # noqa: N805
+    def verify_invariants(op: Any) -> bool:
         source, result = op.operands[0].type, op.results[0].type
         return check(
             op,
@@ -41,7 +41,7 @@ class ExpandDimsOp(MT.Operation, name="expand_dims"):
     result: Result[Any]
 
     @verifier
-    def verify_invariants(op: Any) -> bool:  # noqa: N805
+    def verify_invariants(op: Any) -> bool:
         source, result = shape_of(op.operands[0].type), shape_of(op.results[0].type)
         axis = ir.IntegerAttr(op.attributes["axis"]).value
         expected = source[:axis] + (1,) + source[axis:] if source is not None else None
@@ -55,7 +55,7 @@ class BroadcastOp(MT.Operation, name="broadcast"):
     result: Result[Any]
 
     @verifier
-    def verify_invariants(op: Any) -> bool:  # noqa: N805
+    def verify_invariants(op: Any) -> bool:
         source, result = shape_of(op.operands[0].type), shape_of(op.results[0].type)
         fits = (
             source is not None
@@ -73,7 +73,7 @@ class ReshapeOp(MT.Operation, name="reshape"):
     result: Result[Any]
 
     @verifier
-    def verify_invariants(op: Any) -> bool:  # noqa: N805
+    def verify_invariants(op: Any) -> bool:
         source, result = shape_of(op.operands[0].type), shape_of(op.results[0].type)
         same = prod(source or ()) == prod(result or ())
         return check(op, (same, f"{source} and {result} differ in number of elements"))

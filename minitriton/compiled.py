@@ -15,6 +15,7 @@ from minitriton.runtime.launch import POINTER, LaunchShape
 from minitriton.runtime.module import Function
 
 WARP = 32
+_LATE_STAGES = frozenset({"lower", "ptx"})
 
 
 class CompiledKernel:
@@ -139,6 +140,10 @@ class CompiledKernel:
                 self._texts = self._restage()
             return self._texts
 
+    def tile_texts(self) -> dict[str, str]:
+        """Of `texts`, those in tile IR: from the frontend's module to what is lowered."""
+        return {name: text for name, text in self.texts().items() if name not in _LATE_STAGES}
+
     def emulator(self) -> Any:
         """The parsed form of the PTX, for launches on the CPU."""
         with self._lock:
@@ -183,9 +188,7 @@ class Stagewise(Mapping[str, Any]):
         return texts[stage]
 
     def _last_tile_stage(self) -> str:
-        texts = self._compiled.texts()
-        names = [name for name in texts if name not in ("lower", "ptx")]
-        return texts[names[-1]] if names else ""
+        return next(reversed(self._compiled.tile_texts().values()), "")
 
     def __iter__(self) -> Iterator[str]:
         stages = [name for name in self._compiled.texts() if name != "ptx"]

@@ -45,6 +45,7 @@ class Stages:
     emit: Callable[[Any, Target, Specialization], str]  # -> PTX
     metadata: Callable[[Any], dict[str, Any]]  # `mt.*` attributes of a module
     context: Callable[[], contextlib.AbstractContextManager[Any]]
+    cacheable: bool = False  # given in place of the standard ones: may results be kept on disk?
 
 
 def standard_stages(*, check: bool = False) -> Stages:
@@ -206,10 +207,12 @@ def compile_kernel(
 ) -> CompiledKernel:
     """The compiled form of a kernel: from the disk cache, or made now and published there.
 
-    `cubin` says that the binary will be needed at once; else it is assembled on demand.
+    `cubin` says that the binary will be needed at once; else it is assembled on demand. Other
+    `stages` than the standard ones stay out of the disk cache, as no key tells them apart.
     """
     settings = options.read() if settings is None else settings
-    store = disk_cache(settings)
+    standard = stages is None or stages.cacheable
+    store = disk_cache(settings) if standard else cache.DiskCache(None)
     key = key_text(source, spec, target, settings)
     compiled = dump = None
     if not settings.dump and (entry := store.get(key)) is not None and "ptx" in entry.blobs:

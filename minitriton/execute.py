@@ -112,6 +112,8 @@ def _emulate(
     settings: options.Options,
 ) -> None:
     compiled.check_resources()
+    if settings.check_passes:
+        _check_passes(compiled, grid, leaves)
     dtypes = compiled.parameter_dtypes()
     params = [
         to_bytes(dtype, argument.value) for dtype, (_, argument) in zip(dtypes, leaves, strict=True)
@@ -136,6 +138,24 @@ def _emulate(
         shared_bytes=compiled.shared,
         **policies,
     )
+
+
+def _check_passes(
+    compiled: CompiledKernel, grid: tuple[int, int, int], leaves: Sequence[tuple[str, Argument]]
+) -> None:
+    """InternalError naming the first tile pass after which the program does something else."""
+    from minitriton.pass_check import check_stages
+
+    pieces = host_allocations(leaves)
+    dtypes = []
+    for piece in pieces:
+        end = piece.address + piece.nbytes
+        inside = [
+            a.dtype for _, a in leaves if a.memory and piece.address <= a.memory.address < end
+        ]
+        dtypes.append(inside[0] if len(set(inside)) == 1 else "")
+    stages = compiled.tile_texts()
+    check_stages(compiled.name, stages, pieces, dtypes, [a.value for _, a in leaves], grid)
 
 
 def host_allocations(leaves: Sequence[tuple[str, Argument]]) -> list[HostAllocation]:

@@ -117,7 +117,7 @@ def _loops(blocks: dict[int, _Block]) -> dict[int, frozenset[int]]:
 
 def _dominators(blocks: dict[int, _Block], order: list[int]) -> dict[int, set[int]]:
     everything = set(order)
-    dominators = {start: everything for start in order}
+    dominators = dict.fromkeys(order, everything)
     dominators[0] = {0}
     predecessors: dict[int, list[int]] = {start: [] for start in order}
     for start in order:

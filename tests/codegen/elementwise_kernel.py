@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from tests.codegen.tile_kernel import TileKernel, run
 
 from minitriton.ir.context import use
 from minitriton.ir.dialect import with_element
 from minitriton.ir.layouts import blocked
 from minitriton.ir.mlir import ir
+from tests.codegen.tile_kernel import TileKernel, run
 
 STORED = {"i1": "i8", "f8E4M3FN": "f8E4M3FN"}  # element type in memory, where it differs
 WARPS = 2

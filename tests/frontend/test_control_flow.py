@@ -240,7 +240,7 @@ def static(p, MODE: tl.constexpr, BIAS, n):
         tl.static_assert(len(x) == WIDTH // 4)
         tl.store(p, x[-1] if n > 2 else x[0])
     else:
-        undefined_function()  # noqa: F821
+        undefined_function()
 
 
 def test_static_branches_fold() -> None:

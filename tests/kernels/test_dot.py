@@ -40,7 +40,13 @@ def operands(shape, dtype, device, a_transposed, b_transposed):
 
 def run_dot(shape, dtype, device, a_t=False, b_t=False, precision=None, acc=False, num_warps=4):
     a, b = operands(shape, dtype, device, a_t, b_t)
-    out_dtype = torch.int32 if dtype == torch.int8 else torch.float64 if dtype == torch.float64 else torch.float32
+    out_dtype = (
+        torch.int32
+        if dtype == torch.int8
+        else torch.float64
+        if dtype == torch.float64
+        else torch.float32
+    )
     c = (torch.randn(shape[0], shape[1], device=device) * 10).to(out_dtype)
     expected = a.double() @ b.double() + (c.double() if acc else 0)
     dot_kernel[(1,)](
@@ -107,7 +113,9 @@ def test_fp16_accumulator(device):
 
 
 @triton.jit
-def batched_kernel(a_ptr, b_ptr, c_ptr, B: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
+def batched_kernel(
+    a_ptr, b_ptr, c_ptr, B: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr
+):
     g, m, n, k = tl.arange(0, B), tl.arange(0, M), tl.arange(0, N), tl.arange(0, K)
     a = tl.load(a_ptr + g[:, None, None] * (M * K) + m[None, :, None] * K + k[None, None, :])
     b = tl.load(b_ptr + g[:, None, None] * (K * N) + k[None, :, None] * N + n[None, None, :])
@@ -186,11 +194,15 @@ def matmul_kernel(
     offs_m = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
     offs_n = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
     c_ptrs = c_ptr + offs_m[:, None] * stride_cm + offs_n[None, :] * stride_cn
-    tl.store(c_ptrs, acc.to(c_ptr.dtype.element_ty), mask=(offs_m[:, None] < M) & (offs_n[None, :] < N))
+    tl.store(
+        c_ptrs, acc.to(c_ptr.dtype.element_ty), mask=(offs_m[:, None] < M) & (offs_n[None, :] < N)
+    )
 
 
 @pytest.mark.parametrize("num_stages", [1, 2, 3, 4])
-@pytest.mark.parametrize("shape", [(128, 128, 128), (100, 72, 40), (33, 65, 129), (64, 64, 16)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(128, 128, 128), (100, 72, 40), (33, 65, 129), (64, 64, 16)], ids=str
+)
 @pytest.mark.parametrize("b_t", [False, True])
 def test_matmul_pipelined(device, shape, num_stages, b_t):
     m, n, k = shape
@@ -198,7 +210,8 @@ def test_matmul_pipelined(device, shape, num_stages, b_t):
     c = torch.full((m, n), float("nan"), device=device, dtype=torch.float16)
     grid = (triton.cdiv(m, 64) * triton.cdiv(n, 32),)
     matmul_kernel[grid](
-        a, b, c, m, n, k, a.stride(0), a.stride(1), b.stride(0), b.stride(1), c.stride(0), c.stride(1),
+        a, b, c, m, n, k,
+        a.stride(0), a.stride(1), b.stride(0), b.stride(1), c.stride(0), c.stride(1),
         BLOCK_M=64, BLOCK_N=32, BLOCK_K=32, GROUP_M=8, num_stages=num_stages,
     )  # fmt: skip
     expected = a.double() @ b.double()
@@ -211,7 +224,8 @@ def test_matmul_dtypes(device, dtype):
     a, b = operands((m, n, k), dtype, device, False, False)
     c = torch.empty((m, n), device=device, dtype=torch.float32)
     matmul_kernel[(triton.cdiv(m, 64) * triton.cdiv(n, 64),)](
-        a, b, c, m, n, k, a.stride(0), a.stride(1), b.stride(0), b.stride(1), c.stride(0), c.stride(1),
+        a, b, c, m, n, k,
+        a.stride(0), a.stride(1), b.stride(0), b.stride(1), c.stride(0), c.stride(1),
         BLOCK_M=64, BLOCK_N=64, BLOCK_K=32, GROUP_M=4, num_warps=8,
     )  # fmt: skip
     expected = a.double() @ b.double()
@@ -243,10 +257,22 @@ def persistent_kernel(
         acc = tl.zeros((BLOCK, BLOCK), tl.float32)
         for k in range(0, K, BLOCK_K):
             inside = (k + offs_k) < K
-            a = tl.load(a_ptr + offs_m[:, None] * K + (k + offs_k)[None, :], mask=(offs_m[:, None] < M) & inside[None, :], other=0.0)
-            b = tl.load(b_ptr + (k + offs_k)[:, None] * N + offs_n[None, :], mask=inside[:, None] & (offs_n[None, :] < N), other=0.0)
+            a = tl.load(
+                a_ptr + offs_m[:, None] * K + (k + offs_k)[None, :],
+                mask=(offs_m[:, None] < M) & inside[None, :],
+                other=0.0,
+            )
+            b = tl.load(
+                b_ptr + (k + offs_k)[:, None] * N + offs_n[None, :],
+                mask=inside[:, None] & (offs_n[None, :] < N),
+                other=0.0,
+            )
             acc = tl.dot(a, b, acc)
-        tl.store(c_ptr + offs_m[:, None] * N + offs_n[None, :], acc, mask=(offs_m[:, None] < M) & (offs_n[None, :] < N))
+        tl.store(
+            c_ptr + offs_m[:, None] * N + offs_n[None, :],
+            acc,
+            mask=(offs_m[:, None] < M) & (offs_n[None, :] < N),
+        )
 
 
 def test_persistent_matmul(device):

@@ -123,7 +123,9 @@ def test_shifts(device, dtype):
     assert torch.equal(run_binary("shr", x, y, dtype), x >> y)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int32, torch.uint8, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.int32, torch.uint8, torch.bfloat16], ids=str
+)
 @pytest.mark.parametrize("op", ["lt", "le", "gt", "ge", "eq", "ne"])
 def test_comparisons(device, dtype, op):
     x, y = random(400, dtype, device), random(400, dtype, device)
@@ -162,7 +164,9 @@ def test_math_functions(device, name):
     unary_kernel[(triton.cdiv(999, 128),)](x, out, 999, FN=ours, BLOCK=128)
     expected = reference(x.double())
     error = (out.double() - expected).abs()
-    bound = tolerance * expected.abs().clamp(min=1.0 if name in ("sin", "cos", "log", "log2") else 0)
+    bound = tolerance * expected.abs().clamp(
+        min=1.0 if name in ("sin", "cos", "log", "log2") else 0
+    )
     half_ulp = expected.abs() * 2**-24 + 1e-38
     assert (error <= bound + half_ulp).all(), (name, error.max().item())
 

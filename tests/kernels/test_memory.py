@@ -15,14 +15,18 @@ def masked_copy_kernel(x_ptr, out_ptr, n, other, BLOCK: tl.constexpr):
     tl.store(out_ptr + offsets, x, mask=offsets < n)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int8, torch.int64, torch.uint8], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float16, torch.int8, torch.int64, torch.uint8], ids=str
+)
 @pytest.mark.parametrize("n", [1, 15, 1000])
 def test_masked_load_other(device, dtype, n):
     x = torch.randint(0, 100, (n,), device=device).to(dtype)
     out = torch.zeros_like(x)
     masked_copy_kernel[(triton.cdiv(n, 256),)](x, out, n, 7, BLOCK=256)
     index = torch.arange(n, device=device)
-    assert torch.equal(out, torch.where(index % 3 != 1, x, torch.tensor(7, dtype=dtype, device=device)))
+    assert torch.equal(
+        out, torch.where(index % 3 != 1, x, torch.tensor(7, dtype=dtype, device=device))
+    )
 
 
 @triton.jit
@@ -116,7 +120,9 @@ def test_integer_atomics(device, op, dtype):
     assert np.array_equal(out.cpu().numpy(), expected)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64], ids=str
+)
 def test_float_atomic_add(device, dtype):
     x = torch.randint(0, 4, (300,), device=device).to(dtype)
     out = torch.zeros(7, dtype=dtype, device=device)
@@ -135,7 +141,11 @@ def test_float_atomic_max_min(device, op):
     padded[:300] = x
     columns = padded.view(43, 7)
     reduced = columns.amax(0) if op == "max" else columns.amin(0)
-    expected = torch.maximum(reduced, torch.zeros(7, device=device)) if op == "max" else torch.minimum(reduced, torch.zeros(7, device=device))
+    expected = (
+        torch.maximum(reduced, torch.zeros(7, device=device))
+        if op == "max"
+        else torch.minimum(reduced, torch.zeros(7, device=device))
+    )
     assert torch.equal(out, expected)
 
 
@@ -180,7 +190,10 @@ def test_scalar_atomic_gives_each_program_its_ticket(device):
 
 def philox(seed: int, offset: np.ndarray) -> np.ndarray:
     """First output word of Philox-4x32-10 with counter (offset, 0, 0, 0) and 64-bit key."""
-    c = [offset.astype(np.uint64) & 0xFFFFFFFF, *(np.zeros(len(offset), np.uint64) for _ in range(3))]
+    c = [
+        offset.astype(np.uint64) & 0xFFFFFFFF,
+        *(np.zeros(len(offset), np.uint64) for _ in range(3)),
+    ]
     k0, k1 = np.uint64(seed & 0xFFFFFFFF), np.uint64(seed >> 32)
     for _ in range(10):
         a, b = c[0] * np.uint64(0xD2511F53), c[2] * np.uint64(0xCD9E8D57)
@@ -214,7 +227,7 @@ def test_philox_streams(device, seed):
     folded = np.where(signed < 0, -signed - 1, signed)
     expected = (folded * np.float64(4.6566127342e-10)).astype(np.float32)
     np.testing.assert_allclose(uniform.cpu().numpy(), expected, rtol=1e-6, atol=1e-7)
-    assert 0 <= uniform.min() and uniform.max() < 1
+    assert uniform.min() >= 0 and uniform.max() < 1
     assert abs(normal.mean().item()) < 0.06 and abs(normal.std().item() - 1) < 0.05
 
 

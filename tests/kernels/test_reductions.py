@@ -8,7 +8,9 @@ import minitriton.language as tl
 
 
 @triton.jit
-def reduce_kernel(x_ptr, out_ptr, M: tl.constexpr, N: tl.constexpr, AXIS: tl.constexpr, OP: tl.constexpr):
+def reduce_kernel(
+    x_ptr, out_ptr, M: tl.constexpr, N: tl.constexpr, AXIS: tl.constexpr, OP: tl.constexpr
+):
     rows = tl.arange(0, M)
     cols = tl.arange(0, N)
     x = tl.load(x_ptr + rows[:, None] * N + cols[None, :])
@@ -44,7 +46,9 @@ def test_sum(device, shape, axis, num_warps):
 
 
 @pytest.mark.parametrize("axis", [0, 1])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int32, torch.int8, torch.int64])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float16, torch.int32, torch.int8, torch.int64]
+)
 @pytest.mark.parametrize("op", ["max", "min"])
 def test_max_min(device, dtype, op, axis):
     x = (torch.randn(32, 128, device=device) * 50).to(dtype)
@@ -57,7 +61,11 @@ def test_max_min(device, dtype, op, axis):
 @pytest.mark.parametrize("op", ["argmax", "argmin"])
 @pytest.mark.parametrize("ties", [False, True])
 def test_arg_reductions_take_the_first(device, op, axis, ties):
-    x = torch.randint(0, 4, (64, 32), device=device).float() if ties else torch.randn(64, 32, device=device)
+    x = (
+        torch.randint(0, 4, (64, 32), device=device).float()
+        if ties
+        else torch.randn(64, 32, device=device)
+    )
     out = torch.empty((32, 64)[axis], dtype=torch.int32, device=device)
     reduce_kernel[(1,)](x, out, 64, 32, AXIS=axis, OP=op)
     best = x.amax(axis, keepdim=True) if op == "argmax" else x.amin(axis, keepdim=True)
@@ -119,7 +127,9 @@ def welford_combine(mean_a, m2_a, count_a, mean_b, m2_b, count_b):
 def welford_kernel(x_ptr, mean_ptr, var_ptr, M: tl.constexpr, N: tl.constexpr):
     rows, cols = tl.arange(0, M), tl.arange(0, N)
     x = tl.load(x_ptr + rows[:, None] * N + cols[None, :])
-    mean, m2, count = tl.reduce((x, tl.zeros_like(x), tl.full((M, N), 1.0, tl.float32)), 1, welford_combine)
+    mean, m2, count = tl.reduce(
+        (x, tl.zeros_like(x), tl.full((M, N), 1.0, tl.float32)), 1, welford_combine
+    )
     tl.store(mean_ptr + rows, mean)
     tl.store(var_ptr + rows, m2 / count)
 
@@ -150,7 +160,9 @@ def test_keep_dims_and_nested(device):
 
 
 @triton.jit
-def three_d_kernel(x_ptr, out_ptr, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr, AXIS: tl.constexpr):
+def three_d_kernel(
+    x_ptr, out_ptr, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr, AXIS: tl.constexpr
+):
     a, b, c = tl.arange(0, A), tl.arange(0, B), tl.arange(0, C)
     x = tl.load(x_ptr + a[:, None, None] * (B * C) + b[None, :, None] * C + c[None, None, :])
     s = tl.sum(x, axis=AXIS)
@@ -172,7 +184,15 @@ def test_reduce_rank_3(device, axis):
 
 
 @triton.jit
-def scan_kernel(x_ptr, out_ptr, M: tl.constexpr, N: tl.constexpr, AXIS: tl.constexpr, OP: tl.constexpr, REVERSE: tl.constexpr):
+def scan_kernel(
+    x_ptr,
+    out_ptr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    AXIS: tl.constexpr,
+    OP: tl.constexpr,
+    REVERSE: tl.constexpr,
+):
     rows, cols = tl.arange(0, M), tl.arange(0, N)
     offsets = rows[:, None] * N + cols[None, :]
     x = tl.load(x_ptr + offsets)
@@ -246,4 +266,6 @@ def test_two_reductions_of_one_tile(device):
     x = torch.randn(5, 300, device=device)
     out = torch.empty(5, 2, device=device)
     two_sums_kernel[(5,)](x, out, 300, BLOCK=512)
-    torch.testing.assert_close(out, torch.stack([x.sum(1), (x * x).sum(1)], 1), rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(
+        out, torch.stack([x.sum(1), (x * x).sum(1)], 1), rtol=1e-4, atol=1e-3
+    )

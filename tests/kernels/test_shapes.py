@@ -39,7 +39,9 @@ def test_permute(device):
 
 
 @triton.jit
-def reshape_kernel(x_ptr, out_ptr, M: tl.constexpr, N: tl.constexpr, P: tl.constexpr, Q: tl.constexpr):
+def reshape_kernel(
+    x_ptr, out_ptr, M: tl.constexpr, N: tl.constexpr, P: tl.constexpr, Q: tl.constexpr
+):
     m, n = tl.arange(0, M), tl.arange(0, N)
     p, q = tl.arange(0, P), tl.arange(0, Q)
     x = tl.load(x_ptr + n[None, :] * M + m[:, None])
@@ -125,7 +127,9 @@ def test_broadcast_then_reduce(device, n):
 
 
 @triton.jit
-def strided_kernel(x_ptr, out_ptr, rows, cols, stride_r, stride_c, R: tl.constexpr, C: tl.constexpr):
+def strided_kernel(
+    x_ptr, out_ptr, rows, cols, stride_r, stride_c, R: tl.constexpr, C: tl.constexpr
+):
     r = tl.program_id(0) * R + tl.arange(0, R)[:, None]
     c = tl.program_id(1) * C + tl.arange(0, C)[None, :]
     mask = (r < rows) & (c < cols)
@@ -133,7 +137,9 @@ def strided_kernel(x_ptr, out_ptr, rows, cols, stride_r, stride_c, R: tl.constex
     tl.store(out_ptr + r * cols + c, x, mask=mask)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.int8, torch.float64], ids=str
+)
 @pytest.mark.parametrize("view", ["plain", "transposed", "sliced", "broadcast"])
 def test_strided_copy(device, dtype, view):
     base = (torch.randn(70, 90, device=device) * 9).to(dtype)

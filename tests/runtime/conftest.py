@@ -53,6 +53,7 @@ class Pipeline:
             emit=lambda module, target, spec: self.ptx,
             metadata=lambda module: dict(self.metadata),
             context=contextlib.nullcontext,
+            cacheable=True,
         )
 
 

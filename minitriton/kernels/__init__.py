@@ -1,0 +1,1 @@
+"""The kernel library: ready-made kernels written in the language, with their Python entry points."""
