@@ -44,9 +44,14 @@ def emit_ptx(module: ir.Module) -> str:
 
 
 def _refuse_fatal(top: ir.Operation) -> None:
+    found: list[str] = []
+
     def visit(op: ir.Operation) -> ir.WalkResult:
         if op.name in _FATAL:
-            raise InternalError("codegen", f"{op.name} was left for LLVM at {op.location}")
+            found.append(f"{op.name} was left for LLVM at {op.location}")
+            return ir.WalkResult.INTERRUPT
         return ir.WalkResult.ADVANCE
 
     top.walk(visit)
+    if found:
+        raise InternalError("codegen", found[0])

@@ -28,7 +28,7 @@ class Renamed(Sequence[ir.Value]):
     def __len__(self) -> int:
         return len(self._picks)
 
-    def __getitem__(self, index: int) -> ir.Value:  # type: ignore[override]
+    def __getitem__(self, index: int) -> ir.Value:  # type: ignore[override]  # never sliced
         operand, register = self._picks[index]
         return self._sources[operand][register]
 

@@ -25,7 +25,7 @@ class LazyRegisters(Sequence[ir.Value]):
     def __len__(self) -> int:
         return len(self._values)
 
-    def __getitem__(self, index: int) -> ir.Value:  # type: ignore[override]
+    def __getitem__(self, index: int) -> ir.Value:  # type: ignore[override]  # never sliced
         value = self._values[index]
         if value is None:
             value = self._values[index] = self._make(index % len(self._values))

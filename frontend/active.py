@@ -45,5 +45,5 @@ def activate(new: Emitter) -> Iterator[Emitter]:
 
 def builtin(fn: F) -> F:
     """Marks a function of the language: kernels may call it, with run-time or constant values."""
-    fn.__mt_builtin__ = True  # type: ignore[attr-defined]
+    fn.__mt_builtin__ = True  # type: ignore[attr-defined]  # functions take any attribute
     return fn

@@ -56,6 +56,8 @@ def dot(
         "input_precision": e.string(precision),
         "max_imprecise": e.i32(0 if limit is None else constants.integer(limit, "the limit")),
     }
+    if a.dtype.is_int_unsigned():
+        attributes |= {"mt.unsigned_a": e.unit(), "mt.unsigned_b": e.unit()}
     return e.op("mt.dot", accumulator.type, [a, b, accumulator], attributes)
 
 

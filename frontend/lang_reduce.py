@@ -219,9 +219,11 @@ def _with_index(
     shape = value.shape
     if unwrap(axis) is None:
         keep = constants.flag(keep_dims, "keep_dims")
-        found = _with_index(function, ravel(value), 0, tie_break_left, False, operator)
-        ones = (1,) * len(shape)
-        return tuple(arithmetic.broadcast_to(e, f, ones) for f in found) if keep else found  # type: ignore[return-value]
+        best, index = _with_index(function, ravel(value), 0, tie_break_left, False, operator)
+        if keep:
+            ones = (1,) * len(shape)
+            return arithmetic.broadcast_to(e, best, ones), arithmetic.broadcast_to(e, index, ones)
+        return best, index
     position = constants.axis(axis, len(shape))
     bounds = {"start": e.i32(0), "end": e.i32(shape[position])}
     index = e.op("mt.make_range", block_type(dtypes.int32, (shape[position],)), (), bounds)

@@ -83,13 +83,8 @@ class SourceFunction:
 
     def span(self, node: ast.AST) -> Span:
         """Where `node` stands in the file."""
-        return Span(
-            self.file,
-            node.lineno,  # type: ignore[attr-defined]
-            node.col_offset,  # type: ignore[attr-defined]
-            node.end_lineno,  # type: ignore[attr-defined]
-            node.end_col_offset,  # type: ignore[attr-defined]
-        )
+        at: Any = node  # only nodes that have a place are asked for it
+        return Span(self.file, at.lineno, at.col_offset, at.end_lineno, at.end_col_offset)
 
     def refuse(self, mistake: Mistake, node: ast.AST | None = None) -> CompileError:
         """The compile error for a mistake in the definition itself."""
@@ -212,6 +207,8 @@ class SourceFunction:
 class DeviceFunction:
     """A function of the language's own library, written in the language; inlined where called."""
 
+    __name__: str
+
     def __init__(self, fn: Callable[..., Any]) -> None:
         self.__mt_fn__ = fn
         functools.update_wrapper(self, fn)
@@ -226,9 +223,7 @@ class DeviceFunction:
         return f"{source.name} {source.dependency_key()}"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        raise TypeError(
-            f"{self.__name__} is a device function: call it inside a kernel"  # type: ignore[attr-defined]
-        )
+        raise TypeError(f"{self.__name__} is a device function: call it inside a kernel")
 
 
 class ConstexprFunction:

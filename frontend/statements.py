@@ -49,7 +49,7 @@ def _assign(frame: Frame, node: ast.Assign) -> None:
 def _aug_assign(frame: Frame, node: ast.AugAssign) -> None:
     if not isinstance(node.target, ast.Name):
         assign(frame, node.target, None)  # refuses it
-    left = frame.read(node.target.id)  # type: ignore[union-attr]
+    left = frame.read(node.target.id)  # type: ignore[union-attr]  # assign refused the rest
     right = frame.eval(node.value)
     frame.mark(node)
     assign(frame, node.target, binary(frame, type(node.op), left, right), node)

@@ -88,7 +88,7 @@ def check(op: Any, *conditions: tuple[bool, str]) -> bool:
     return True
 
 
-def verifier(fn: Callable[[Any], bool]) -> staticmethod:
+def verifier(fn: Callable[[Any], bool]) -> "staticmethod[[Any], bool]":  # no generic at run time
     """Wraps a verifier so that it always sees the generic operation."""
 
     def verify(op: Any) -> bool:

@@ -155,7 +155,11 @@ def _addptr(program: Program, op: ir.Operation, operands: list[Any]) -> Sequence
 def _dot(program: Program, op: ir.Operation, operands: list[Any]) -> Sequence[Any]:
     element = meaning.scalar_type(op.results[0].type)
     wide = np.int64 if isinstance(element, ir.IntegerType) else np.float64
-    product = np.matmul(operands[0].astype(wide), operands[1].astype(wide))
+    a, b = (
+        v.view(np.uint8) if f"mt.unsigned_{side}" in op.attributes else v
+        for v, side in zip(operands, "ab", strict=False)
+    )
+    product = np.matmul(a.astype(wide), b.astype(wide))
     return [meaning.round_to(product + operands[2].astype(wide), element)]
 
 

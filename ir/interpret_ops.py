@@ -127,7 +127,7 @@ def _shift(x: np.ndarray, amount: np.ndarray, left: bool) -> np.ndarray:
     return np.right_shift(x, clamped)
 
 
-def _nan_max(function: Callable) -> Callable:
+def _nan_max(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda a, b: np.where(np.isnan(a), b, np.where(np.isnan(b), a, function(a, b)))
 
 

@@ -47,7 +47,7 @@ def read(environ: Mapping[str, str] | None = None) -> Options:
         text = env.get(variable)
         if text is not None:
             values[field.name] = _convert(variable, text, field.default)
-    return Options(**values)  # type: ignore[arg-type]
+    return Options(**values)  # type: ignore[arg-type]  # _convert keeps each default's type
 
 
 def _convert(variable: str, text: str, default: object) -> object:

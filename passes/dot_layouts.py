@@ -28,10 +28,10 @@ class DotPlan:
 
 def mma_element_bits(op: ir.Operation) -> int | None:
     """Element width of the tensor-core instruction for a dot; None where there is none."""
-    element = element_of(op.operands[0].type)
-    if element != element_of(op.operands[1].type):
-        return None
+    element, other = (element_of(v.type) for v in list(op.operands)[:2])
     bits = bit_width(element)
+    if element != other and (bits, bit_width(other)) != (8, 8):  # two kinds of fp8 may meet
+        return None
     if isinstance(element, ir.F64Type) or bits not in (8, 16, 32):
         return None
     if bits == 32:
@@ -48,7 +48,7 @@ def plan_dot(op: ir.Operation, num_warps: int) -> DotPlan:
     a, b, c = (tuple(v.type.shape) for v in op.operands)
     k = a[-1]
     bits = mma_element_bits(op)
-    if bits is not None and k * bits >= 256 and c[-2] >= MMA_M and c[-1] >= MMA_N:
+    if bits is not None and k * bits >= 256:
         warps = _rows_first(c, num_warps) if _keeps_rows(op) else None
         warps = warps or layouts.choose_mma_warps(c, num_warps)
         return DotPlan(

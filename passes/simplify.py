@@ -67,7 +67,7 @@ def _is_invariant(op: ir.Operation, body: ir.Block) -> bool:
 
 def share_loads(block: ir.Block) -> None:
     """Drops unused loads, and repeats of a load with no write to memory between the two."""
-    known: dict[tuple, ir.Operation] = {}
+    known: dict[tuple[object, ...], ir.Operation] = {}
     for op in ops_of(block):
         name = op.name
         if name == "mt.load" and "volatile" not in op.attributes:

@@ -6,8 +6,11 @@ context is the one that torch uses; we retain it once per device and never destr
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import sys
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,6 +91,20 @@ def bindings() -> Any:
     if code:
         raise CudaError(code, f"CUDA error {code}", f"the CUDA driver does not start: error {code}")
     return driver
+
+
+@functools.cache
+def launch_function() -> Callable[..., int]:
+    """The driver's cuLaunchKernelEx(config, function, parameters, extra) -> error code.
+
+    Through ctypes, because a launch pays for each argument that a binding converts.
+    """
+    bindings()
+    library = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    function = library.cuLaunchKernelEx
+    function.restype = ctypes.c_int
+    function.argtypes = [ctypes.c_void_p] * 4
+    return function
 
 
 def is_available() -> bool:

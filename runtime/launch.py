@@ -1,7 +1,9 @@
-"""The launch path: parameters are packed by one `struct` call into a block that is made once.
+"""The launch path: one `struct` call writes grid, stream and parameters into a block made once.
 
-`make_launcher` writes a small Python function per compiled kernel. cuda.bindings releases the GIL
-inside cuLaunchKernel, so a block must belong to one launch at a time: blocks come from a free list.
+`make_launcher` writes a small Python function per compiled kernel. It calls cuLaunchKernelEx
+through ctypes with four addresses: cuda.bindings would convert eleven arguments one by one and
+build enum objects of the result, which costs more than the rest of the path together. The GIL is
+released inside, so a block must belong to one launch at a time: blocks come from a free list.
 Each parameter sits in a slot of 8 bytes, zero-filled, and the driver reads as much as it needs.
 """
 
@@ -44,8 +46,8 @@ class LaunchShape:
 
 
 def slot_format(dtypes: Sequence[str]) -> str:
-    """`struct` format of a parameter block; `dtypes` are scalar names or POINTER."""
-    return "<" + "".join("Q" if d == POINTER else _SLOT[d] for d in dtypes)
+    """`struct` format of the parameter slots; `dtypes` are scalar names or POINTER."""
+    return "".join("Q" if d == POINTER else _SLOT[d] for d in dtypes)
 
 
 def to_bytes(dtype: str, value: Any) -> bytes:
@@ -94,6 +96,13 @@ def normalize_grid(grid: Any, kernel: str) -> tuple[int, int, int]:
     return out[0], out[1], out[2]
 
 
+# CUlaunchConfig: grid, block, dynamic shared bytes, stream, attributes, number of attributes.
+_CONFIG = "7I4xQQI4x"
+_CONFIG_BYTES = struct.calcsize("<" + _CONFIG)
+# CUlaunchAttribute: an id, then a value of 64 bytes of which we set up to three ints.
+_ATTRIBUTE = "<I4x3I52x"
+_CLUSTER, _COOPERATIVE, _PROGRAMMATIC = 4, 2, 6
+
 _TEMPLATE = """
 def launch(gx, gy, gz, stream{parameters}):
     if multiple and not is_current(device):
@@ -102,19 +111,15 @@ def launch(gx, gy, gz, stream{parameters}):
         block = pop()
     except IndexError:
         block = new_block()
-    pack_into(block[0], 0{values})
+    data, config, addresses, attributes, _ = block
+    pack_into(data, 0, gx, gy, gz, {threads}, 1, 1, {shared}, stream, attributes, {count}{values})
     recent(name)
-    {call}
+    code = launch_ex(config, handle, addresses, None)
     push(block)
     if code:
         return failed(code, gx, gy, gz, stream{parameters})
     {after}
 """
-_PLAIN = """code = cuLaunchKernel(
-        handle, gx, gy, gz, threads, 1, 1, shared, stream, block[1], 0)[0]"""
-_EXTENDED = """config = block[2]
-    config.gridDimX = gx; config.gridDimY = gy; config.gridDimZ = gz; config.hStream = stream
-    code = cuLaunchKernelEx(config, handle, block[1], 0)[0]"""
 
 
 def make_launcher(
@@ -125,26 +130,28 @@ def make_launcher(
     count: int,
     *,
     sync: bool = False,
-    cuda: Any = None,
+    launch_ex: Callable[..., int] | None = None,
     multiple: bool | None = None,
 ) -> Callable[..., None]:
     """A function `launch(gx, gy, gz, stream, v0, ..., v{count-1})`.
 
-    It packs the values at `positions` as `dtypes` and launches on the raw `stream`. `cuda` stands
-    in for `cuda.bindings.driver` in tests. Raises CudaError; with `sync` also what the kernel met.
+    It packs the values at `positions` as `dtypes` and launches on the raw `stream`. `launch_ex`
+    stands in for the driver's function in tests. Raises CudaError; with `sync` also what the
+    kernel met.
     """
-    cuda = driver.bindings() if cuda is None else cuda
-    pool: list[tuple[bytearray, int, Any, Any]] = []
-    extended = shape.clusters > 1 or shape.cooperative or shape.programmatic
+    launch_ex = driver.launch_function() if launch_ex is None else launch_ex
+    pool: list[tuple[Any, ...]] = []
+    attributes = _attributes(shape)
 
-    def new_block() -> tuple[bytearray, int, Any, Any]:
-        return _new_block(len(dtypes), _config(cuda, shape) if extended else None)
+    def new_block() -> tuple[Any, ...]:
+        return _new_block(len(dtypes), attributes)
 
-    def failed(code: Any, *arguments: Any) -> None:
-        _retry_or_raise(int(code), function, launch, arguments)
+    def failed(code: int, *arguments: Any) -> None:
+        _retry_or_raise(code, function, launch, arguments)
 
     def elsewhere(*arguments: Any) -> None:
         """Launch on a GPU that is not the current one, and put the current one back."""
+        cuda = driver.bindings()
         previous = driver.check(cuda.cuCtxGetCurrent())
         driver.make_current(function.device)
         try:
@@ -153,76 +160,55 @@ def make_launcher(
             driver.check(cuda.cuCtxSetCurrent(previous))
 
     def wait() -> None:
-        driver.check(cuda.cuCtxSynchronize(), f"running '{function.name}'")
+        driver.check(driver.bindings().cuCtxSynchronize(), f"running '{function.name}'")
 
     scope = {
         "multiple": driver.device_count() > 1 if multiple is None else multiple,
         "is_current": driver.is_current, "device": function.device, "elsewhere": elsewhere,
         "pop": pool.pop, "push": pool.append, "new_block": new_block, "failed": failed,
-        "pack_into": struct.Struct(slot_format(dtypes)).pack_into, "handle": function.handle,
-        "recent": driver.STATE.recent.append, "name": function.name, "threads": shape.threads,
-        "shared": shape.shared, "wait": wait, "to_bf16": bfloat16_bits,
-        "cuLaunchKernel": cuda.cuLaunchKernel,
-        "cuLaunchKernelEx": getattr(cuda, "cuLaunchKernelEx", None),
+        "pack_into": struct.Struct("<" + _CONFIG + slot_format(dtypes)).pack_into,
+        "handle": ctypes.c_void_p(int(function.handle)),
+        "recent": driver.STATE.recent.append, "name": function.name, "wait": wait,
+        "to_bf16": bfloat16_bits, "launch_ex": launch_ex,
     }  # fmt: skip
-    call = _EXTENDED if extended else _PLAIN
-    text = _source(dtypes, positions, count, call, "wait()" if sync else "")
+    values = [
+        f"to_bf16(v{position})" if dtype == "bf16" else f"v{position}"
+        for dtype, position in zip(dtypes, positions, strict=True)
+    ]
+    text = _TEMPLATE.format(
+        parameters="".join(f", v{i}" for i in range(count)),
+        values="".join(", " + value for value in values),
+        threads=shape.threads,
+        shared=shape.shared,
+        count=len(attributes) // struct.calcsize(_ATTRIBUTE),
+        after="wait()" if sync else "",
+    )
     exec(compile(text, f"<launcher of {function.name}>", "exec"), scope)
     launch: Callable[..., None] = scope["launch"]
     return launch
 
 
-def _source(
-    dtypes: Sequence[str], positions: Sequence[int], count: int, call: str, after: str
-) -> str:
-    """Python source of a launcher."""
-    values = [
-        f"to_bf16(v{position})" if dtype == "bf16" else f"v{position}"
-        for dtype, position in zip(dtypes, positions, strict=True)
-    ]
-    return _TEMPLATE.format(
-        parameters="".join(f", v{i}" for i in range(count)),
-        values="".join(", " + value for value in values),
-        call=call,
-        after=after,
-    )
-
-
-def _new_block(count: int, config: Any) -> tuple[bytearray, int, Any, Any]:
-    """(value slots, address of the array of slot addresses, config, what must stay alive)."""
-    slots = bytearray(8 * max(count, 1))
-    view = (ctypes.c_char * len(slots)).from_buffer(slots)
+def _new_block(count: int, attributes: bytes) -> tuple[Any, ...]:
+    """(memory, config, array of slot addresses, address of attributes, what must stay alive)."""
+    memory = bytearray(_CONFIG_BYTES + 8 * count)
+    view = (ctypes.c_char * len(memory)).from_buffer(memory)
     base = ctypes.addressof(view)
-    pointers = (ctypes.c_void_p * max(count, 1))(*(base + 8 * i for i in range(count)))
-    return slots, ctypes.addressof(pointers), config, (view, pointers)
+    slots = (base + _CONFIG_BYTES + 8 * i for i in range(count))
+    pointers = (ctypes.c_void_p * max(count, 1))(*slots)
+    copy = ctypes.create_string_buffer(attributes, max(len(attributes), 1))
+    place = ctypes.addressof(copy) if attributes else 0
+    addresses = ctypes.c_void_p(ctypes.addressof(pointers))
+    return memory, ctypes.c_void_p(base), addresses, place, (view, pointers, copy)
 
 
-def _config(cuda: Any, shape: LaunchShape) -> Any:
-    """A CUlaunchConfig for launches with clusters, cooperation or programmatic overlap."""
-    config = cuda.CUlaunchConfig()
-    config.blockDimX, config.blockDimY, config.blockDimZ = shape.threads, 1, 1
-    config.sharedMemBytes = shape.shared
-    ids = cuda.CUlaunchAttributeID
-    attributes = []
-    if shape.clusters > 1:
-        attribute = cuda.CUlaunchAttribute()
-        attribute.id = ids.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-        value = attribute.value
-        value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = shape.clusters, 1, 1
-        attributes.append(attribute)
-    if shape.cooperative:
-        attribute = cuda.CUlaunchAttribute()
-        attribute.id = ids.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
-        attribute.value.cooperative = 1
-        attributes.append(attribute)
-    if shape.programmatic:
-        attribute = cuda.CUlaunchAttribute()
-        attribute.id = ids.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-        attribute.value.programmaticStreamSerializationAllowed = 1
-        attributes.append(attribute)
-    config.attrs = attributes
-    config.numAttrs = len(attributes)
-    return config
+def _attributes(shape: LaunchShape) -> bytes:
+    """The array of CUlaunchAttribute for clusters, cooperation and programmatic overlap."""
+    wanted = [
+        (_CLUSTER, shape.clusters > 1, (shape.clusters, 1, 1)),
+        (_COOPERATIVE, shape.cooperative, (1, 0, 0)),
+        (_PROGRAMMATIC, shape.programmatic, (1, 0, 0)),
+    ]
+    return b"".join(struct.pack(_ATTRIBUTE, id_, *value) for id_, on, value in wanted if on)
 
 
 def _retry_or_raise(

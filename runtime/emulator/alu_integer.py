@@ -305,7 +305,7 @@ INTEGER_RULES: dict[str, Callable[[str, frozenset[str]], Operation]] = {
     "selp": _select,
     "dp4a": _dot_product,
     **{
-        name: (lambda t, m, rule=rule: with_out(*rule(t, m)))  # type: ignore[misc]
+        name: (lambda t, m, rule=rule: with_out(*rule(t, m)))  # type: ignore[misc]  # a default binds
         for name, rule in BIT_RULES.items()
     },
 }

@@ -160,7 +160,7 @@ class _Writer:
             else:
                 self.lines.append(f"{dest}[...] = {self._call(item, '')})")
         elif self.full:
-            reg, negate = ins.guard  # type: ignore[misc]
+            reg, negate = ins.guard  # type: ignore[misc]  # those without are done above
             mask = ("~" if negate else "") + self._row(reg)
             self.lines.append(f"copyto({dest}, {self._call(item, '')}), where={mask})")
         elif ins.guard is None:
@@ -171,7 +171,7 @@ class _Writer:
             self.lines.append(f"    {dest}[j] = {self._call(item, 'j')})")
 
     def _select(self, ins: Ins) -> None:
-        reg, negate = ins.guard  # type: ignore[misc]
+        reg, negate = ins.guard  # type: ignore[misc]  # asked for guarded ones only
         self.lines.append(f"j = ix[{'~' if negate else ''}{self._row(reg)}[ix]]")
 
     def _step(self, ins: Ins, step: Any) -> None:

@@ -160,8 +160,8 @@ class _Flattener:
                 self._shared_of_block(s)
             elif isinstance(s, ast.Instruction) and s.opcode.startswith("call"):
                 callee = self._callee(s)
-                if callee is not None and id(callee.body) not in self.block_scopes:
-                    self._shared_of_block(callee.body)  # type: ignore[arg-type]
+                if callee and callee.body and id(callee.body) not in self.block_scopes:
+                    self._shared_of_block(callee.body)
 
     def _callee(self, s: ast.Instruction) -> ast.FunctionDecl | None:
         for operand in s.operands:

@@ -274,7 +274,7 @@ def _parser() -> Callable[[str], list[Any]]:
     grammar = (Path(__file__).parent / "grammar.lark").read_text()
     return lark.Lark(
         grammar, parser="lalr", lexer="contextual", transformer=_Builder(), maybe_placeholders=True
-    ).parse  # type: ignore[return-value]
+    ).parse
 
 
 def _blank(match: re.Match[str]) -> str:

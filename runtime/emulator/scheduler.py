@@ -220,7 +220,7 @@ class Scheduler:
         c = self.c
         c.split()
         own = c.all_lanes if lanes is None else lanes
-        index = np.broadcast_to(control.index(c, own), own.shape)  # type: ignore[misc]
+        index = np.broadcast_to(control.index(c, own), own.shape)  # type: ignore[misc]  # _branch saw it
         targets = np.array(control.ins.targets)
         if (index >= len(targets)).any():
             bad = own[index >= len(targets)]

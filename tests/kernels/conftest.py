@@ -1,10 +1,27 @@
 """Kernel tests run where `device` says: in the emulator under both landings, and on a GPU.
 
-The same tests serve as the GPU suite: `pytest -m gpu tests/kernels`.
+The same tests serve as the GPU suite: `pytest -m gpu tests/kernels`. Without a GPU every kernel
+that a test compiles is also compiled and assembled for all six targets, once per session.
 """
+
+import hashlib
+import os
 
 import pytest
 import torch
+
+from minitriton.compiler import compile_kernel
+from minitriton.ir.diagnostics import MiniTritonError
+from minitriton.ir.target import Target
+from minitriton.jit import compile_hooks
+from minitriton.runtime.driver import OutOfResources
+
+TARGETS = [Target.parse(arch) for arch in ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a")]
+MAY_SPILL = {  # test: why its kernels cannot do with 255 registers
+    "test_half": "one warp holds a 128x64 accumulator: 256 registers per thread",
+    "test_fp32_precisions": "a 64x64x64 product without tensor cores keeps whole rows in registers",
+    "test_broadcast_then_reduce": "four warps hold a 128x128 tile: 128 registers, twice",
+}
 
 
 @pytest.fixture(
@@ -20,3 +37,45 @@ def device(request, monkeypatch):
     monkeypatch.setenv("MINITRITON_LANDING", request.param.removeprefix("cpu-"))
     monkeypatch.setenv("MINITRITON_CHECK", "all")
     return "cpu"
+
+
+@pytest.fixture(scope="session")
+def claims(tmp_path_factory):
+    """A folder that all workers of this session share: who makes a subfolder does that work."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "assembled"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def assembled(device, claims, request):
+    """After the test: each kernel it compiled assembles for every target, without spills."""
+    made = []
+    compile_hooks.append(made.append)
+    yield
+    compile_hooks.remove(made.append)
+    problems, may_spill = [], request.node.originalname in MAY_SPILL
+    for compiled in made if device == "cpu" else ():
+        key = compiled.source.dependency_key() + compiled.spec.key_text()
+        try:
+            (claims / hashlib.sha256(key.encode()).hexdigest()).mkdir()
+        except FileExistsError:
+            continue
+        for target in TARGETS:
+            problems += assemble(compiled, target, may_spill)
+    if problems:
+        pytest.fail("\n".join(problems), pytrace=False)
+
+
+def assemble(compiled, target, may_spill):
+    """What is wrong with a kernel on a target, as a list of sentences; too big for it is fine."""
+    try:
+        done = compile_kernel(compiled.source, compiled.spec, target, cubin=True)
+    except OutOfResources:
+        return []
+    except MiniTritonError as error:
+        return [f"{compiled.name} for {target.arch}: {error}"]
+    if done.n_spills and not may_spill:
+        return [f"{compiled.name} for {target.arch} spills {done.n_spills} bytes per thread"]
+    return []

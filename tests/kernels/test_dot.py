@@ -281,3 +281,38 @@ def test_persistent_matmul(device):
     c = torch.empty((m, n), device=device)
     persistent_kernel[(3,)](a, b, c, m, n, k, BLOCK=32, BLOCK_K=32, PROGRAMS=3)
     torch.testing.assert_close(c, a.float() @ b.float(), rtol=1e-4, atol=1e-3)
+
+
+@triton.jit
+def unsigned_kernel(a_ptr, b_ptr, c_ptr, N: tl.constexpr):
+    i = tl.arange(0, N)
+    offsets = i[:, None] * N + i[None, :]
+    tl.store(c_ptr + offsets, tl.dot(tl.load(a_ptr + offsets), tl.load(b_ptr + offsets)))
+
+
+def test_uint8_operands_are_unsigned(device):
+    a, b = (torch.randint(0, 256, (32, 32), dtype=torch.uint8, device=device) for _ in range(2))
+    c = torch.empty(32, 32, dtype=torch.int32, device=device)
+    unsigned_kernel[(1,)](a, b, c, N=32)
+    assert torch.equal(c.double(), a.double() @ b.double())
+
+
+@pytest.mark.parametrize("shape", [(1, 64, 32), (4, 4, 64), (8, 16, 128), (64, 1, 32)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.int8], ids=str)
+def test_rows_or_columns_below_the_instruction(device, shape, dtype):
+    assert run_dot(shape, dtype, device, acc=True) < 2e-3
+
+
+@triton.jit
+def mixed_fp8_kernel(a_ptr, b_ptr, c_ptr, N: tl.constexpr):
+    i = tl.arange(0, N)
+    offsets = i[:, None] * N + i[None, :]
+    tl.store(c_ptr + offsets, tl.dot(tl.load(a_ptr + offsets), tl.load(b_ptr + offsets)))
+
+
+def test_two_kinds_of_fp8(device):
+    a = torch.randn(32, 32, device=device).to(torch.float8_e4m3fn)
+    b = torch.randn(32, 32, device=device).to(torch.float8_e5m2)
+    c = torch.empty(32, 32, device=device)
+    mixed_fp8_kernel[(1,)](a, b, c, N=32)
+    torch.testing.assert_close(c, a.float() @ b.float(), rtol=1e-3, atol=1e-2)

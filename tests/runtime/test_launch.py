@@ -16,7 +16,8 @@ from minitriton.runtime import driver, launch
 from minitriton.runtime.launch import LaunchError, LaunchShape, normalize_grid
 from minitriton.runtime.module import Function
 
-FUNCTION = Function("k", 0, "handle", "module", 32, 0, 0, 1024)
+HANDLE = 0xABCD
+FUNCTION = Function("k", 0, HANDLE, "module", 32, 0, 0, 1024)
 
 
 class FakeCuda:
@@ -26,12 +27,19 @@ class FakeCuda:
         self.sizes, self.code, self.calls = sizes, code, []
         self.inside = threading.Barrier(1)
 
-    def cuLaunchKernel(self, function, gx, gy, gz, bx, by, bz, shared, stream, params, extra):
-        addresses = (ctypes.c_void_p * len(self.sizes)).from_address(params)
+    def __call__(self, config, function, parameters, extra):
+        """cuLaunchKernelEx."""
+        assert (function.value, extra) == (HANDLE, None)
+        raw = ctypes.string_at(config.value, 56)
+        gx, gy, gz, bx, by, bz, shared, stream, place, count = struct.unpack("<7I4xQQI4x", raw)
+        addresses = (ctypes.c_void_p * max(len(self.sizes), 1)).from_address(parameters.value)
         self.inside.wait()  # other threads may pack their own values now
-        values = [ctypes.string_at(a, n) for a, n in zip(addresses, self.sizes, strict=True)]
+        values = [ctypes.string_at(a, n) for a, n in zip(addresses, self.sizes, strict=False)]
         self.calls.append(((gx, gy, gz), (bx, by, bz), shared, stream, values))
-        return (self.code,)
+        self.attributes = [
+            struct.unpack("<I4x3I52x", ctypes.string_at(place + 72 * i, 72)) for i in range(count)
+        ]
+        return self.code
 
 
 def test_packing_of_every_type() -> None:
@@ -44,7 +52,7 @@ def test_packing_of_every_type() -> None:
     cuda = FakeCuda([struct.calcsize(code) for _, _, code in cases])
     run = launch.make_launcher(
         FUNCTION, LaunchShape(128, 64), [c[0] for c in cases], range(len(cases)), len(cases),
-        cuda=cuda, multiple=False,
+        launch_ex=cuda, multiple=False,
     )  # fmt: skip
     for _ in range(2):  # the second time the block is reused
         run(7, 2, 3, 99, *(value for _, value, _ in cases))
@@ -57,10 +65,19 @@ def test_packing_of_every_type() -> None:
 def test_constexprs_and_dropped_values_are_skipped() -> None:
     cuda = FakeCuda([4, 8])
     run = launch.make_launcher(
-        FUNCTION, LaunchShape(32, 0), ["int32", "*"], [2, 0], 3, cuda=cuda, multiple=False
+        FUNCTION, LaunchShape(32, 0), ["int32", "*"], [2, 0], 3, launch_ex=cuda, multiple=False
     )
     run(1, 1, 1, 0, 0x1000, None, 5)
     assert cuda.calls[0][-1] == [struct.pack("<i", 5), struct.pack("<Q", 0x1000)]
+
+
+def test_attributes_of_clusters_and_cooperation() -> None:
+    cuda = FakeCuda([4])
+    shape = LaunchShape(256, 0, clusters=2, cooperative=True, programmatic=True)
+    run = launch.make_launcher(FUNCTION, shape, ["int32"], [0], 1, launch_ex=cuda, multiple=False)
+    run(4, 1, 1, 0, 9)
+    assert cuda.attributes == [(4, 2, 1, 1), (2, 1, 0, 0), (6, 1, 0, 0)]
+    assert cuda.calls[0][-1] == [struct.pack("<i", 9)]
 
 
 def test_bfloat16_rounds_to_nearest_even() -> None:
@@ -77,7 +94,7 @@ def test_threads_do_not_share_a_block() -> None:
     cuda = FakeCuda([8])
     cuda.inside = threading.Barrier(8)
     run = launch.make_launcher(
-        FUNCTION, LaunchShape(32, 0), ["int64"], [0], 1, cuda=cuda, multiple=False
+        FUNCTION, LaunchShape(32, 0), ["int64"], [0], 1, launch_ex=cuda, multiple=False
     )
     threads = [threading.Thread(target=run, args=(1, 1, 1, i, i)) for i in range(8)]
     for thread in threads:
@@ -98,7 +115,7 @@ def fresh_state(monkeypatch: pytest.MonkeyPatch) -> driver._State:
 
 def test_a_sticky_error_is_raised_again(fresh_state: driver._State) -> None:
     run = launch.make_launcher(
-        FUNCTION, LaunchShape(32, 0), [], [], 0, cuda=FakeCuda([], 700), multiple=False
+        FUNCTION, LaunchShape(32, 0), [], [], 0, launch_ex=FakeCuda([], 700), multiple=False
     )
     with pytest.raises(driver.DeviceLostError, match="(?s)CUDA_ERROR_700.*out of bounds"):
         run(1, 1, 1, 0)
@@ -108,7 +125,7 @@ def test_a_sticky_error_is_raised_again(fresh_state: driver._State) -> None:
 
 def test_other_errors_are_not_sticky(fresh_state: driver._State) -> None:
     run = launch.make_launcher(
-        FUNCTION, LaunchShape(32, 0), [], [], 0, cuda=FakeCuda([], 701), multiple=False
+        FUNCTION, LaunchShape(32, 0), [], [], 0, launch_ex=FakeCuda([], 701), multiple=False
     )
     with pytest.raises(driver.CudaError, match=r"launching 'k' with grid \(4, 1, 1\)") as caught:
         run(4, 1, 1, 0)
