@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from minitriton.codegen import fp8
 from minitriton.codegen.elementwise import is_float, map_registers, rule
 from minitriton.codegen.fp8_upcast import fp8_to_f16
-from minitriton.codegen.emit import width_of
 from minitriton.codegen.tile import Tile, carried
 from minitriton.ir.dialect import element_of
 from minitriton.ir.encoding import layout_of
@@ -110,7 +109,7 @@ def _int_to_float(signed: bool) -> Callable[[Lowering, ir.Operation], None]:
         def scalar(values: Sequence[ir.Value]) -> ir.Value:
             (value,) = values
             width = value.type.width
-            if type_.width > 16 or width <= 16 and type_ == lowering.f16:
+            if type_.width > 16 or (width <= 16 and type_ == lowering.f16):
                 return lowering.op(name, type_, (value,))
             # through f64, which holds 32-bit integers exactly; 64-bit ones are made odd first
             if width > 32:

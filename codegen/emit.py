@@ -278,9 +278,7 @@ class Emitter:
             occupied |= bits
         return self.int32(0) if result is None else result
 
-    def _linear_pieces(
-        self, value: ir.Value, bases: Sequence[int]
-    ) -> list[tuple[ir.Value, int]]:
+    def _linear_pieces(self, value: ir.Value, bases: Sequence[int]) -> list[tuple[ir.Value, int]]:
         """(part of the sum, bits it may set): one per run of bits that only shift."""
         pieces = []
         bit = 0
@@ -298,8 +296,10 @@ class Emitter:
             mask = ((1 << bit) - 1) ^ ((1 << first) - 1)
             target = basis.bit_length() - 1
             moved = self.and_(value, mask)
-            moved = self.shl(moved, target - first) if target >= first else self.shr(
-                moved, first - target
+            moved = (
+                self.shl(moved, target - first)
+                if target >= first
+                else self.shr(moved, first - target)
             )
             pieces.append((moved, mask << target >> first))
         return pieces

@@ -46,14 +46,7 @@ def rules() -> dict[str, Rule]:
     """All families' tables in one: op name -> rule."""
     merged: dict[str, Rule] = {}
     for family in FAMILIES:
-        path = f"minitriton.codegen.{family}"
-        try:
-            table = importlib.import_module(path).RULES
-        except ModuleNotFoundError as error:
-            if error.name != path:
-                raise
-            continue
-        merged.update(table)
+        merged.update(importlib.import_module(f"minitriton.codegen.{family}").RULES)
     return merged
 
 
@@ -258,7 +251,9 @@ class Lowering(Emitter):
 
     def barrier(self) -> None:
         """All threads of the CTA meet; memory written before is visible after."""
-        self.create("nvvm.barrier", (), (), {"operandSegmentSizes": ir.DenseI32ArrayAttr.get([0, 0, 0])})
+        self.create(
+            "nvvm.barrier", (), (), {"operandSegmentSizes": ir.DenseI32ArrayAttr.get([0, 0, 0])}
+        )
 
     def meet(self) -> None:
         """A barrier before anything that the current rule does; none if one came just before."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from minitriton.codegen import math64
 from minitriton.codegen.elementwise import Scalar, map_registers, rule
 from minitriton.codegen.floats import Floats
-from minitriton.codegen.tile import Tile, carried
+from minitriton.codegen.tile import carried
 from minitriton.ir.dialect import element_of
 from minitriton.ir.mlir import ir
 
@@ -203,9 +203,7 @@ def _angles(phase: int) -> Callable[[Lowering, ir.Operation], None]:
             quadrant = f.lowering.add(quotient, phase) if phase else quotient
             wave = _wave(f, rest, quadrant)
             if reduce is _far:
-                wave = f.select(
-                    f.compare("uno", x, x), x, f.at_least(f.at_most(wave, 1.0), -1.0)
-                )
+                wave = f.select(f.compare("uno", x, x), x, f.at_least(f.at_most(wave, 1.0), -1.0))
                 wave = f.select(f.compare("oeq", f.abs(x), math.inf), math.nan, wave)
             results.append(wave)
         return results

@@ -32,9 +32,7 @@ def _load(lowering: Lowering, op: ir.Operation) -> None:
     if not isinstance(result.type, ir.RankedTensorType):
         mask = extras[0][0] if extras else None
         other = [extras[1][0]] if len(extras) > 1 else None
-        (value,) = _load_vector(
-            lowering, element, 1, pointers[0], 0, mask, other, modifiers
-        )
+        (value,) = _load_vector(lowering, element, 1, pointers[0], 0, mask, other, modifiers)
         lowering.set(result, value)
         return
     layout = layout_of(result.type)
@@ -71,8 +69,8 @@ def _load_vector(
         place = lowering.offset_pointer(pointer, offset)
         if width_of(element) == 8 and size > 1:  # as words: LLVM would load byte by byte
             word = word_type(lowering, element, size)
-            words = _load_plain(lowering, word, max(size // 4, 1), place, size)
-            return from_words(lowering, words, element, count)
+            loaded = _load_plain(lowering, word, max(size // 4, 1), place, size)
+            return from_words(lowering, loaded, element, count)
         return _load_plain(lowering, element, count, place, size)
     word = word_type(lowering, element, size)
     words = max(size * 8 // word.width, 1)

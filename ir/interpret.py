@@ -64,7 +64,7 @@ class Program:
         for wrapped in block.operations:
             op = wrapped.operation
             operands = [self.values[v] for v in op.operands]
-            if op.name in _TERMINATORS:
+            if op.name in TERMINATORS:
                 return operands
             results = self.evaluate(op, operands)
             for result, value in zip(op.results, results, strict=True):
@@ -308,4 +308,4 @@ RULES: dict[str, Rule] = {
     "mt.assume": _nothing, "mt.barrier": _nothing, "mt.print": _nothing, "mt.assert": _nothing,
     "mt.async_commit": _nothing, "mt.async_wait": _nothing, "mt.local_dealloc": _nothing,
 }  # fmt: skip
-_TERMINATORS = frozenset({"scf.yield", "scf.condition", "mt.yield", "func.return"})
+TERMINATORS = frozenset({"scf.yield", "scf.condition", "mt.yield", "func.return"})

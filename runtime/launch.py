@@ -162,7 +162,7 @@ def make_launcher(
     def wait() -> None:
         driver.check(driver.bindings().cuCtxSynchronize(), f"running '{function.name}'")
 
-    scope = {
+    scope: dict[str, Any] = {
         "multiple": driver.device_count() > 1 if multiple is None else multiple,
         "is_current": driver.is_current, "device": function.device, "elsewhere": elsewhere,
         "pop": pool.pop, "push": pool.append, "new_block": new_block, "failed": failed,

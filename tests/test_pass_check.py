@@ -1,4 +1,4 @@
-"""MINITRITON_CHECK_PASSES: a wrong pass is named, a right pipeline passes, arrays stay untouched."""
+"""MINITRITON_CHECK_PASSES: a wrong pass is named, a right one passes, arrays stay untouched."""
 
 from __future__ import annotations
 
@@ -104,7 +104,9 @@ def test_the_standard_passes_change_nothing(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("after", ["simplify", "assign_layouts", "insert_barriers"])
 def test_a_wrong_pass_is_named(after: str) -> None:
-    with pytest.raises(InternalError, match="the pass changed what 'row_kernel' writes to 'out_ptr'") as e:
+    with pytest.raises(
+        InternalError, match="the pass changed what 'row_kernel' writes to 'out_ptr'"
+    ) as e:
         launch_rows(with_mistake(swap_subtraction, after))
     assert e.value.stage == "mistake"
 
@@ -119,7 +121,10 @@ def test_a_wrong_pass_goes_unseen_without_the_option(monkeypatch: pytest.MonkeyP
 def test_pipelined_loops(stages: int) -> None:
     def run(**options: Any) -> np.ndarray:
         kernel = triton.jit(matmul_kernel, **options)
-        a, b = (np.random.default_rng(1).standard_normal(s).astype(np.float16) for s in ((16, 64), (64, 16)))
+        a, b = (
+            np.random.default_rng(1).standard_normal(s).astype(np.float16)
+            for s in ((16, 64), (64, 16))
+        )
         c = np.full((16, 16), np.nan, np.float32)
         compiled = kernel[(1,)](a, b, c, 64, N=16, num_stages=stages)
         assert compiled.report.lane_instructions > 0

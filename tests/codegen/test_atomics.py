@@ -5,24 +5,26 @@ import re
 import ml_dtypes
 import numpy as np
 import pytest
-from tests.codegen.tile_kernel import (
-    ALL_TARGETS, TileKernel, check_assembles, run, with_context,
-)  # fmt: skip
 
 from minitriton.ir.builder import i32_attr
 from minitriton.ir.dialect import with_element
 from minitriton.ir.layouts import blocked
 from minitriton.ir.linear_layout import LinearLayout
 from minitriton.ir.mlir import ir
+from tests.codegen.tile_kernel import (
+    ALL_TARGETS,
+    TileKernel,
+    check_assembles,
+    run,
+    with_context,
+)  # fmt: skip
 
 WARPS, SIZE = 2, 128
 DTYPES = {
     "i16": np.int16, "i32": np.int32, "i64": np.int64, "f16": np.float16,
     "bf16": ml_dtypes.bfloat16, "f32": np.float32, "f64": np.float64,
 }  # fmt: skip
-REPLICATED = LinearLayout.from_flat(
-    (32,), {"register": [1], "lane": [2, 4, 8, 16, 0], "warp": [0]}
-)
+REPLICATED = LinearLayout.from_flat((32,), {"register": [1], "lane": [2, 4, 8, 16, 0], "warp": [0]})
 
 
 def order(kind=None, sem="relaxed", scope="gpu"):

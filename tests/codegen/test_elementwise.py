@@ -5,6 +5,7 @@ import re
 import ml_dtypes
 import numpy as np
 import pytest
+
 from tests.codegen.elementwise_kernel import apply
 from tests.codegen.tile_kernel import ALL_TARGETS, check_assembles
 
@@ -47,7 +48,9 @@ def test_unsigned_and_division(element):
     b[b == -1] = 5  # the smallest number divided by -1 overflows
     operands = [(element, a), (element, b)]
     quotient = apply("arith.divsi", element, operands)[0].view(a.dtype)
-    expected = np.sign(a).astype(object) * np.sign(b) * (abs(a.astype(object)) // abs(b.astype(object)))
+    expected = (
+        np.sign(a).astype(object) * np.sign(b) * (abs(a.astype(object)) // abs(b.astype(object)))
+    )
     np.testing.assert_array_equal(quotient, expected.astype(a.dtype))
     rest = apply("arith.remsi", element, operands)[0].view(a.dtype)
     np.testing.assert_array_equal(rest, np.fmod(a, b))
@@ -149,9 +152,9 @@ def test_comparisons_and_select():
     b = rng.integers(-5, 5, SIZE, dtype=np.int32)
     predicates = [np.equal, np.not_equal, np.less, np.less_equal, np.greater, np.greater_equal]
     for index, function in enumerate(predicates):
-        got = apply(
-            "arith.cmpi", "i1", [("i32", a), ("i32", b)], {"predicate": f"{index} : i64"}
-        )[0]
+        got = apply("arith.cmpi", "i1", [("i32", a), ("i32", b)], {"predicate": f"{index} : i64"})[
+            0
+        ]
         np.testing.assert_array_equal(got, function(a, b))
     x = a.astype(np.float32)
     x[::7] = np.nan

@@ -4,14 +4,19 @@ import re
 
 import numpy as np
 import pytest
-from tests.codegen.tile_kernel import (
-    ALL_TARGETS, TileKernel, check_assembles, random_blocked, run, with_context,
-)  # fmt: skip
 
 from minitriton.ir.dialect import with_element
 from minitriton.ir.layouts import blocked
 from minitriton.ir.linear_layout import LinearLayout
 from minitriton.ir.mlir import ir
+from tests.codegen.tile_kernel import (
+    ALL_TARGETS,
+    TileKernel,
+    check_assembles,
+    random_blocked,
+    run,
+    with_context,
+)  # fmt: skip
 
 STORAGE = {"i8": np.uint8, "f16": np.uint16, "bf16": np.uint16, "f32": np.uint32, "f64": np.uint64}
 WARPS = 2
@@ -103,9 +108,7 @@ def test_vector_width(element, registers, expected):
 @with_context
 def test_only_one_thread_stores_a_replicated_element():
     # lane bit 4 and warp bit 0 repeat the same 32 elements
-    layout = LinearLayout.from_flat(
-        (32,), {"register": [16], "lane": [1, 2, 4, 8, 0], "warp": [0]}
-    )
+    layout = LinearLayout.from_flat((32,), {"register": [16], "lane": [1, 2, 4, 8, 0], "warp": [0]})
     kernel = TileKernel(["f32", "f32"], WARPS)
     kernel.store(1, kernel.load(0, layout))
     ptx = kernel.ptx()

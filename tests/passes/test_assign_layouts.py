@@ -84,7 +84,7 @@ def test_accumulators_of_16_bits_are_stored_in_rows_and_of_32_bits_directly(kern
     ],
 )
 def test_dots_without_an_instruction_run_on_fma(kernel, element, blocks, tensor_core):
-    (dot,) = ops_named(matmul(kernel, element, "fp32", **blocks).compile(), "mt.dot")
+    (dot,) = ops_named(matmul(kernel, element, element, **blocks).compile(), "mt.dot")
     assert ("mt.warps" in dot.attributes) == tensor_core
     assert ("mt.fma" in dot.attributes) != tensor_core
 

@@ -9,7 +9,8 @@ def matmul(a, b, c, M, N, K, sa, sb, sc, BM: tl.constexpr, BN: tl.constexpr, BK:
     rk = tl.arange(0, BK)
     pa = a + rm[:, None] * sa + rk[None, :]
     pb = b + rk[:, None] * sb + rn[None, :]
-    acc = tl.zeros((BM, BN), dtype=tl.float32)
+    wide: tl.constexpr = tl.float64 if a.dtype.element_ty == tl.float64 else tl.float32
+    acc = tl.zeros((BM, BN), dtype=wide)
     for k in range(0, tl.cdiv(K, BK)):
         left = K - k * BK
         x = tl.load(pa, mask=(rk[None, :] < left) & (rm[:, None] < M), other=0.0)
