@@ -18,7 +18,6 @@ from minitriton.codegen.tile import LazyRegisters, Tile, carried
 from minitriton.ir.axis_analysis import AxisFacts, analyse
 from minitriton.ir.builder import Builder, i32_attr
 from minitriton.ir.diagnostics import InternalError
-from minitriton.ir.dialect import element_of
 from minitriton.ir.encoding import layout_of
 from minitriton.ir.linear_layout import LinearLayout
 from minitriton.ir.mlir import ir
@@ -385,8 +384,3 @@ def _skeleton(
 def _in_signature(type_: ir.Type) -> str:
     """A type inside `!llvm.func<...>`, where LLVM's own types go without their prefix."""
     return str(type_).removeprefix("!llvm.")
-
-
-def element_type(value: ir.Value) -> ir.Type:
-    """Element type of a tile-IR value (the type itself for a scalar)."""
-    return element_of(value.type)

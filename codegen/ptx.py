@@ -10,11 +10,12 @@ from minitriton.ir.diagnostics import InternalError
 from minitriton.ir.mlir import PROVIDER, ir, passmanager
 
 PIPELINE = (
+    # LLVM simplifies on its own; canonicalize is quadratic in the loop-carried values of a scf.for
     "builtin.module("
-    "canonicalize,cse,convert-scf-to-cf,"
+    "convert-scf-to-cf,"
     # without convert-nvvm-to-llvm some nvvm ops reach LLVM half lowered
     "gpu.module(convert-to-llvm,convert-nvvm-to-llvm),"
-    "reconcile-unrealized-casts,canonicalize,cse,"
+    "reconcile-unrealized-casts,"
     # line tables only: `.loc` without making the PTX a debug build
     "ensure-debug-info-scope-on-llvm-func{emission-kind=DebugDirectivesOnly},"
     "gpu-module-to-binary{format=isa})"

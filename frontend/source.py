@@ -147,8 +147,11 @@ class SourceFunction:
 
     @functools.cached_property
     def text_hash(self) -> str:
-        """Hash of the syntax tree: comments, layout and position in the file do not matter."""
-        return _digest(ast.dump(self.node))
+        """Hash of file and syntax tree with its positions; only comments do not matter.
+
+        Positions count because the code carries them for errors, asserts and profilers.
+        """
+        return _digest(f"{self.file}\n{ast.dump(self.node, include_attributes=True)}")
 
     def references(self) -> Iterator[tuple[str, Any]]:
         """Outer values that the body names, as (dotted name, value), in order of appearance."""

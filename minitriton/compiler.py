@@ -66,9 +66,7 @@ def standard_stages(*, check: bool = False) -> Stages:
 
     return Stages(
         build=build_module,
-        passes=lambda target, spec: tile_pipeline(
-            target, PassOptions(check=check, pipeline_loads=spec.num_stages > 1)
-        ),
+        passes=lambda target, spec: tile_pipeline(target, PassOptions(check=check)),
         run=run,
         lower=lower,
         emit=lambda lowered, target, spec: emit_ptx(lowered),

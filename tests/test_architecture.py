@@ -110,7 +110,9 @@ def test_blocks(kernel: Any, bless: bool) -> None:
     rows = []
     for index, name in enumerate(names):
         same = index and texts[name] == texts[names[index - 1]]
-        rows.append(f"{name:<18}{'unchanged' if same else f'{len(texts[name].splitlines())} lines'}")
+        rows.append(
+            f"{name:<18}{'unchanged' if same else f'{len(texts[name].splitlines())} lines'}"
+        )
     check_blocks(
         ROOT / "ARCHITECTURE.md",
         {

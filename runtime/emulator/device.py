@@ -36,7 +36,7 @@ from minitriton.runtime.emulator.uninit import maybe_undefined
 LANDINGS = ("late", "early", "random")
 SCHEDULES = ("round_robin", "reverse", "random")
 #: Bytes of registers, and of shared memory, that a chunk may take (registers should stay in L2).
-_REGISTER_BYTES = 2 << 20
+_REGISTER_BYTES = 24 << 20
 _SHARED_BYTES = 64 << 20
 _MAX_LANES, _MIN_LANES = 4096, 512
 _MAX_LIVE_CHUNKS = 64

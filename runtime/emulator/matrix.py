@@ -68,8 +68,12 @@ def mma(ins: Ins) -> Step:
 
 
 def _stack(c: Any, ix: Any, reads: list[Any], warps: int) -> np.ndarray:
-    rows = [np.broadcast_to(read(c, ix), (warps * 32,)) for read in reads]
-    return np.stack(rows).reshape(len(rows), warps, 32)
+    first = np.asarray(reads[0](c, ix))
+    rows = np.empty((len(reads), warps * 32), first.dtype)
+    rows[0] = first
+    for row, read in zip(rows[1:], reads[1:], strict=True):
+        row[...] = read(c, ix)
+    return rows.reshape(len(reads), warps, 32)
 
 
 def _matrix_form(ins: Ins) -> tuple[int, bool]:

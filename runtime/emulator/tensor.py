@@ -114,17 +114,24 @@ def mma_sync(
     c_index = c_elements(rows, columns)
     limits = np.iinfo(np.int32)
 
+    # [register, lane] -> element, for accumulators that take a register each
+    c_order = np.ascontiguousarray(c_index.transpose(0, 2, 1)).reshape(-1, 32)
+    kind = {"f64": F64, "f32": F32, "s32": np.dtype(np.int32)}.get(d_type)
+
     def run(a: Registers, b: Registers, c: Registers) -> Registers:
         left = operand_values(a, a_type)[:, a_index]
         right = operand_values(b, b_type)[:, b_index]
-        addend = _accumulator_in(c, c_type, c_index, rows * columns)
-        product = np.matmul(left, right).reshape(addend.shape)
+        product = np.matmul(left, right).reshape(len(left), rows * columns)
+        if kind is None or c_type != d_type:  # fp16 accumulators, two to a register
+            addend = _accumulator_in(c, c_type, c_index, rows * columns)
+            return _accumulator_out(product + addend, d_type, c_index)
+        fragment = product[:, c_order].transpose(1, 0, 2)
         if d_type == "s32":
-            total = product.astype(np.int64) + addend
+            total = fragment.astype(np.int64) + c.view(np.int32)
             total = np.clip(total, limits.min, limits.max) if satfinite else total
-        else:
-            total = product + addend
-        return _accumulator_out(total, d_type, c_index)
+            return total.astype(np.int32).view(np.uint32)
+        total = np.ascontiguousarray(fragment + c.view(kind))
+        return total.view(np.uint64) if d_type == "f64" else canonical_f32(total.astype(F32))
 
     return run
 

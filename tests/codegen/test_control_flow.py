@@ -4,7 +4,6 @@ import re
 
 import numpy as np
 import torch
-from tests.codegen.tile_kernel import TileKernel, run, with_context
 
 import minitriton as triton
 import minitriton.language as tl
@@ -12,6 +11,7 @@ from minitriton.ir.builder import Builder
 from minitriton.ir.encoding import tile_type
 from minitriton.ir.layouts import blocked
 from minitriton.ir.mlir import ir
+from tests.codegen.tile_kernel import TileKernel, run, with_context
 
 WARPS, SIZE = 2, 512
 

@@ -5,14 +5,13 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from tests.codegen.tile_kernel import TileKernel, random_blocked, run, with_context
 
 import minitriton as triton
 import minitriton.language as tl
 from minitriton.codegen.lower import lower_to_gpu
 from minitriton.ir.linear_layout import LinearLayout
-from minitriton.ir.mlir import ir
 from minitriton.runtime.emulator.checks import AssertFailed
+from tests.codegen.tile_kernel import TileKernel, random_blocked, run, with_context
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -53,7 +52,8 @@ def test_coordinates_of_blocked_layouts(seed):
 @with_context
 def test_unused_addresses_are_never_emitted():
     layout = LinearLayout.from_flat(
-        (4096,), {"register": [1, 2, 4, 8], "lane": [16, 32, 64, 128, 256], "warp": [512, 1024, 2048]}
+        (4096,),
+        {"register": [1, 2, 4, 8], "lane": [16, 32, 64, 128, 256], "warp": [512, 1024, 2048]},
     )
     kernel = TileKernel(["i8", "i8"], 8)
     kernel.store(1, kernel.load(0, layout))

@@ -3,7 +3,6 @@
 import re
 
 import pytest
-from tests.codegen.tile_kernel import ALL_TARGETS, TileKernel, check_assembles, with_context
 
 from minitriton.codegen.lower import CodegenOptions, lower_to_gpu
 from minitriton.codegen.ptx import emit_ptx
@@ -12,6 +11,7 @@ from minitriton.ir.diagnostics import InternalError
 from minitriton.ir.layouts import blocked
 from minitriton.ir.mlir import ir
 from minitriton.ir.target import Target
+from tests.codegen.tile_kernel import ALL_TARGETS, TileKernel, check_assembles, with_context
 
 LAYOUT = blocked((256,), (4,), (32,), (2,), (0,))
 

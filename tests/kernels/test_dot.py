@@ -316,3 +316,23 @@ def test_two_kinds_of_fp8(device):
     c = torch.empty(32, 32, device=device)
     mixed_fp8_kernel[(1,)](a, b, c, N=32)
     torch.testing.assert_close(c, a.float() @ b.float(), rtol=1e-3, atol=1e-2)
+
+
+@triton.jit
+def loop_stages_kernel(a_ptr, b_ptr, c_ptr, K, N: tl.constexpr, STAGES: tl.constexpr):
+    i = tl.arange(0, N)
+    acc = tl.zeros((N, N), tl.float32)
+    for k in tl.range(0, K, N, num_stages=STAGES):
+        a = tl.load(a_ptr + i[:, None] * K + (k + i)[None, :])
+        b = tl.load(b_ptr + (k + i)[:, None] * N + i[None, :])
+        acc = tl.dot(a, b, acc)
+    tl.store(c_ptr + i[:, None] * N + i[None, :], acc)
+
+
+@pytest.mark.parametrize("stages", [1, 3])
+def test_a_loop_says_its_own_number_of_stages(device, stages):
+    a, b = (torch.randn(shape, device=device).half() for shape in ((32, 160), (160, 32)))
+    c = torch.empty(32, 32, device=device)
+    compiled = loop_stages_kernel[(1,)](a, b, c, 160, N=32, STAGES=stages, num_stages=1)
+    torch.testing.assert_close(c, a.float() @ b.float(), rtol=1e-4, atol=1e-3)
+    assert ("cp.async" in compiled.asm["ptx"]) == (stages > 1)

@@ -151,7 +151,7 @@ def test_devices() -> None:
         ("num_warps", 4.0, "an int"),
         ("num_warps", True, "an int"),
         ("num_stages", -1, "from 0"),
-        ("num_ctas", 5, "power of two"),
+        ("num_ctas", 2, "a program runs on one CTA"),
         ("maxnreg", 1000, "from 16 to 255"),
         ("num_warp", 4, "did you mean 'num_warps'"),
         ("BLOCK", 4, "no parameter 'BLOCK'"),
