@@ -9,6 +9,7 @@ All its own names start with `_mt_`, so that no parameter's name can clash.
 from __future__ import annotations
 
 import inspect
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -99,107 +100,134 @@ def freeze(further: dict[str, Any]) -> Any:
     return tuple((name, constexpr_key(name, further[name])) for name in sorted(further))
 
 
-_HEAD = "def {function}(_mt_grid, /{parameters}{star}{options}, **_mt_further):\n    _mt_dev = None"
-_RUNTIME = """
-    _mt_t = _mt_type({name})
-    if _mt_t is _mt_Tensor or _mt_t is _mt_Parameter:
-        _mt_v{i} = {name}.data_ptr(); _mt_k{i} = {name}.dtype
-        _mt_d = {name}.get_device()
-        if _mt_d != _mt_dev:
-            if _mt_dev is not None:
+# The inner function is made anew for each `kernel[grid]`: a call then costs one Python frame.
+_HEAD = """
+def _mt_for(_mt_grid):
+    def {function}({parameters}, **_mt_further):
+        try:
+            _mt_dev = None{bindings}
+            if _mt_dev is None or _mt_dev < 0 or _mt_hooks or _mt_own_hooks:
                 return _mt_general({everything})
-            _mt_dev = _mt_d
-        if not _mt_v{i}:
-            return _mt_general({everything})
-        _mt_a{i} = {alignment}
-    elif _mt_t is _mt_int:
-        _mt_v{i} = {name}
-        if -2147483648 <= {name} <= 2147483647:
-            _mt_k{i} = {one}
-        elif -9223372036854775808 <= {name} <= 18446744073709551615:
-            _mt_k{i} = 3 if {name} <= 9223372036854775807 else 4
-        else:
-            return _mt_general({everything})
-        _mt_a{i} = {alignment}
-    elif _mt_t is _mt_float or _mt_t is _mt_bool:
-        _mt_v{i} = {name}; _mt_k{i} = _mt_t; _mt_a{i} = False
-    elif {name} is None:
-        _mt_v{i} = _mt_k{i} = None; _mt_a{i} = False
-    else:
-        return _mt_general({everything})"""
-_CONSTEXPR = """
-    _mt_k{i} = {name} if _mt_type({name}) is _mt_int else _mt_constexpr_key({name!r}, {name})"""
-_TAIL = """
-    if _mt_dev is None or _mt_dev < 0 or _mt_hooks or _mt_own_hooks:
-        return _mt_general({everything})
-    _mt_key = ({keys}_mt_dev, {options}, _mt_freeze(_mt_further) if _mt_further else None)
-    try:
-        _mt_launch, _mt_compiled, _mt_unchanged = _mt_seen[_mt_key]
-    except _mt_KeyError:
-        _mt_launch = None
-    if _mt_launch is None or (_mt_unchanged is not None and not _mt_unchanged()):
-        _mt_launch, _mt_compiled, _ = _mt_first(
-            _mt_key, _mt_dev, {values}, {option_values}, _mt_further)
-    if _mt_type(_mt_grid) is not _mt_tuple and _mt_callable(_mt_grid):
-        _mt_grid = _mt_grid(_mt_dict({meta}))
-    if (_mt_type(_mt_grid) is _mt_tuple and _mt_len(_mt_grid) == 1
-            and _mt_type(_mt_grid[0]) is _mt_int and 0 < _mt_grid[0] <= 2147483647):
-        _mt_launch(_mt_grid[0], 1, 1, _mt_stream(_mt_dev){passed})
-        return _mt_compiled
-    _mt_x, _mt_y, _mt_z = _mt_normalize(_mt_grid, {title!r})
-    if _mt_x and _mt_y and _mt_z:
-        _mt_launch(_mt_x, _mt_y, _mt_z, _mt_stream(_mt_dev){passed})
-    return _mt_compiled
+            _mt_o = None
+            if not ({defaults}):
+                _mt_o = ({options_tuple})
+            _mt_key = ({keys}_mt_dev, _mt_o, _mt_freeze(_mt_further) if _mt_further else None)
+            try:
+                _mt_launch, _mt_compiled, _mt_unchanged = _mt_seen[_mt_key]
+            except _mt_KeyError:
+                _mt_launch = None
+            if _mt_launch is None or (_mt_unchanged is not None and not _mt_unchanged()):
+                _mt_launch, _mt_compiled, _ = _mt_first(
+                    _mt_key, _mt_dev, {values}, {option_values}, _mt_further)
+            _mt_g = _mt_grid
+            if _mt_type(_mt_g) is not _mt_tuple and _mt_callable(_mt_g):
+                _mt_g = _mt_g(_mt_dict({meta}))
+            if (_mt_type(_mt_g) is _mt_tuple and _mt_len(_mt_g) == 1
+                    and _mt_type(_mt_g[0]) is _mt_int and 0 < _mt_g[0] <= 2147483647):
+                _mt_launch(_mt_g[0], 1, 1, _mt_stream(_mt_dev){passed})
+                return _mt_compiled
+            _mt_x, _mt_y, _mt_z = _mt_normalize(_mt_g, {title!r})
+            if _mt_x and _mt_y and _mt_z:
+                _mt_launch(_mt_x, _mt_y, _mt_z, _mt_stream(_mt_dev){passed})
+            return _mt_compiled
+        except (_mt_TypeError, _mt_OverflowError, _mt_struct_error) as _mt_error:
+            return _mt_again(_mt_error, {everything})
+    return {function}
 """
+# Keys: a tensor's dtype (in a tuple if misaligned); 1 for the number one, 2 to 4 for other ints by
+# width, 10 more if divisible by 16; the types float and bool; None.
+_RUNTIME = """
+            _mt_t = _mt_type({name})
+            if _mt_t is _mt_Tensor or _mt_t is _mt_Parameter:
+                _mt_v{i} = {name}.data_ptr()
+                _mt_k{i} = {tensor_key}
+                _mt_d = {name}.get_device()
+                if _mt_d != _mt_dev:
+                    if _mt_dev is not None:
+                        return _mt_general({everything})
+                    _mt_dev = _mt_d
+                if not _mt_v{i}:
+                    return _mt_general({everything})
+            elif _mt_t is _mt_int:
+                _mt_v{i} = {name}
+                if -2147483648 <= {name} <= 2147483647:
+                    _mt_k{i} = {int_key}
+                elif -9223372036854775808 <= {name} <= 18446744073709551615:
+                    _mt_k{i} = (3 if {name} <= 9223372036854775807 else 4) + {wide_key}
+                else:
+                    return _mt_general({everything})
+            elif _mt_t is _mt_float or _mt_t is _mt_bool:
+                _mt_v{i} = {name}; _mt_k{i} = _mt_t
+            elif {name} is None:
+                _mt_v{i} = _mt_k{i} = None
+            else:
+                return _mt_general({everything})"""
+_CONSTEXPR = """
+            _mt_k{i} = {name}
+            if _mt_type({name}) is not _mt_int:
+                _mt_k{i} = _mt_constexpr_key({name!r}, {name})"""
 
 
 def dispatcher_source(
     function: str, parameters: Sequence[Parameter], signature: inspect.Signature
 ) -> str:
-    """Python source of the dispatcher. Its runtime values are passed on as `_mt_v<index>`."""
+    """Python source of `_mt_for(grid)`, which makes the function that binds and launches.
+
+    Runtime values are passed on as `_mt_v<index>`.
+    """
     names = [p.name for p in parameters]
-    defaults = {p.name: p.default is not p.empty for p in signature.parameters.values()}
+    has_default = {p.name: p.default is not p.empty for p in signature.parameters.values()}
     keyword_only = [p.name for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY]
-    written = ""
+    written = []
     for index, name in enumerate(names):
-        if name in keyword_only and name == keyword_only[0]:
-            written += ", *"
-        written += f", {name}" + (f"=_mt_default{index}" if defaults[name] else "")
+        if keyword_only and name == keyword_only[0]:
+            written.append("*")
+        written.append(name + (f"=_mt_default{index}" if has_default[name] else ""))
     options = [option for option in OPTIONS if option not in names]
     values = "(" + "".join(f"{name}, " for name in names) + ")"
     option_values = "{" + ", ".join(f"{o!r}: {o}" for o in OPTIONS) + "}"
     everything = f"_mt_grid, {values}, {option_values}, _mt_further"
-    text = _HEAD.format(
-        function=function,
-        parameters=written,
-        star="" if keyword_only or not options else ", *",
-        options="".join(f", {option}=None" for option in options),
-    )
-    keys = ""
-    for i, parameter in enumerate(parameters):
-        name = parameter.name
-        if parameter.is_constexpr:
-            text += _CONSTEXPR.format(i=i, name=name)
-            keys += f"_mt_k{i}, "
-            continue
-        aligned = parameter.specialize and parameter.specialize_alignment
-        text += _RUNTIME.format(
-            i=i,
-            name=name,
-            everything=everything,
-            alignment=f"not _mt_v{i} & 15" if aligned else "False",
-            one=f"1 if {name} == 1 else 2" if parameter.specialize else "2",
-        )
-        keys += f"_mt_k{i}, _mt_a{i}, "
     runtime = [i for i, p in enumerate(parameters) if not p.is_constexpr]
-    shown = [*names, *options]
-    return text + _TAIL.format(
+    if options and not keyword_only:
+        written.append("*")
+    return _HEAD.format(
+        function=function,
+        parameters=", ".join([*written, *(f"{option}=None" for option in options)]),
+        bindings="".join(_binding(i, p, everything) for i, p in enumerate(parameters)),
         everything=everything,
-        keys=keys,
-        options=", ".join(OPTIONS),
+        defaults=" is ".join([*OPTIONS, "None"]),
+        options_tuple=", ".join(OPTIONS),
+        keys="".join(f"_mt_k{i}, " for i in range(len(parameters))),
         values=values,
         option_values=option_values,
-        meta=", ".join(f"{name}={name}" for name in shown),
+        meta=", ".join(f"{name}={name}" for name in [*names, *options]),
         title=function,
         passed="".join(f", _mt_v{i}" for i in runtime),
+    )
+
+
+def name_inner_function(outer: Any, name: str) -> None:
+    """Give the function that `outer` makes a plain name: Python's binding errors show it."""
+    constants = (
+        c.replace(co_qualname=name) if isinstance(c, types.CodeType) else c
+        for c in outer.__code__.co_consts
+    )
+    outer.__code__ = outer.__code__.replace(co_consts=tuple(constants))
+
+
+def _binding(i: int, parameter: Parameter, everything: str) -> str:
+    """The lines that find the value and the key of one parameter."""
+    name = parameter.name
+    if parameter.is_constexpr:
+        return _CONSTEXPR.format(i=i, name=name)
+    aligned = parameter.specialize and parameter.specialize_alignment
+    sixteen = f"(0 if {name} & 15 else 10)" if aligned else "0"
+    dtype = f"{name}.dtype"
+    return _RUNTIME.format(
+        i=i,
+        name=name,
+        everything=everything,
+        tensor_key=f"({dtype},) if _mt_v{i} & 15 else {dtype}" if aligned else dtype,
+        int_key=f"1 if {name} == 1 else 2 + {sixteen}" if parameter.specialize else "2",
+        wide_key=sixteen,
     )

@@ -130,15 +130,7 @@ class Kernel:
 
     def __getitem__(self, grid: Any) -> Callable[..., CompiledKernel]:
         """A function that launches over `grid`: 1 to 3 ints, or a function of the arguments."""
-        dispatch = self._dispatch
-
-        def launch(*args: Any, **kwargs: Any) -> CompiledKernel:
-            try:
-                return dispatch(grid, *args, **kwargs)
-            except (TypeError, OverflowError, struct.error) as error:
-                return self._again(error, grid, args, kwargs)
-
-        return launch
+        return self._for(grid)
 
     def run(
         self, *args: Any, grid: Any = None, warmup: bool = False, **kwargs: Any
@@ -172,7 +164,8 @@ class Kernel:
         self.pre_run_hooks.append(hook)
 
     @functools.cached_property
-    def _dispatch(self) -> Callable[..., CompiledKernel]:
+    def _for(self) -> Callable[[Any], Callable[..., CompiledKernel]]:
+        """Makes the function that launches over a grid."""
         torch = sys.modules.get("torch")
         self._knows_torch = hasattr(torch, "Tensor")
         text = binding.dispatcher_source(self.name, self.parameters, self.signature)
@@ -181,7 +174,8 @@ class Kernel:
             "_mt_Parameter": torch.nn.Parameter if self._knows_torch and torch else _NoTensor,
             "_mt_type": type, "_mt_int": int, "_mt_float": float, "_mt_bool": bool,
             "_mt_tuple": tuple, "_mt_len": len, "_mt_dict": dict, "_mt_callable": callable,
-            "_mt_KeyError": KeyError, "_mt_general": self._general, "_mt_first": self._first,
+            "_mt_KeyError": KeyError, "_mt_TypeError": TypeError, "_mt_struct_error": struct.error,
+            "_mt_OverflowError": OverflowError, "_mt_again": self._again, "_mt_general": self._general, "_mt_first": self._first,
             "_mt_constexpr_key": binding.constexpr_key, "_mt_freeze": binding.freeze,
             "_mt_normalize": normalize_grid, "_mt_stream": execute.stream_getter(),
             "_mt_seen": self._seen, "_mt_hooks": launch_hooks, "_mt_own_hooks": self.pre_run_hooks,
@@ -189,21 +183,25 @@ class Kernel:
         for index, parameter in enumerate(self.signature.parameters.values()):
             scope[f"_mt_default{index}"] = parameter.default
         exec(compile(text, f"<dispatcher of {self.name}>", "exec"), scope)
-        found: Callable[..., CompiledKernel] = scope[self.name]
+        found: Callable[[Any], Callable[..., CompiledKernel]] = scope["_mt_for"]
+        binding.name_inner_function(found, self.name)
         return found
 
     def _again(
-        self, error: Exception, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        error: Exception,
+        grid: Any,
+        values: Sequence[Any],
+        launch_options: Mapping[str, Any],
+        further: Mapping[str, Any],
     ) -> CompiledKernel:
-        """After a failed fast path: explain a call that does not bind, else be thorough."""
+        """After a failed fast path: the thorough way explains what is wrong with the call."""
         if isinstance(error, MiniTritonError):
             raise error
-        values, launch_options = self._bind(args, kwargs)
         trace = error.__traceback__
-        deep = trace is not None and trace.tb_next is not None and trace.tb_next.tb_next is not None
-        if isinstance(error, TypeError) and deep:
+        if isinstance(error, TypeError) and trace is not None and trace.tb_next is not None:
             raise error  # from a grid function or a hook
-        return self._general(grid, values, launch_options, {})
+        return self._general(grid, values, launch_options, further)
 
     def _bind(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -291,7 +289,7 @@ class Kernel:
     ) -> CompiledKernel:
         """Any launch, with every check: CPU arrays, tuples, hooks, arrays of other libraries."""
         if not self._knows_torch and "torch" in sys.modules:
-            self.__dict__.pop("_dispatch", None)
+            self.__dict__.pop("_for", None)
         settings = options.read()
         call = self._specialize(values, {**launch_options, **further}, settings)
         target = execute.target_for(call.device, settings)

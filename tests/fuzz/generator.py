@@ -30,6 +30,10 @@ def affine(a, b, c, d):
     return a * c, b * c + d
 
 @triton.jit
+def pair(a, b, c, d):
+    return a + c, b ^ d
+
+@triton.jit
 def later(a, b):
     return b
 
@@ -251,7 +255,7 @@ class Generator:
             sign, bound = "max", max(a.bound, b.bound)
         text = f"{a.name} {sign} {b.name}"
         if sign in ("max", "min"):
-            text = f"tl.{sign}imum({a.name}, {b.name})"
+            text = f"tl.{sign}imum({a.name}, {b.name}).to(tl.{a.dtype})"  # bf16 becomes fp32
         self.let(text, a.dtype, a.shape, bound)
 
     def unary(self) -> None:
@@ -351,7 +355,7 @@ class Generator:
             a = self.cast(a, "int32")
             names = ["sum", "xor_sum"]
         else:
-            names += ["sum", "sum", "xor_sum", "mix", "affine"]
+            names += ["sum", "sum", "xor_sum", "mix", "pair"]
         name = self.rng.choice(names)
         if name == "sum" and a.is_float:
             bound *= a.shape[axis]
@@ -359,8 +363,8 @@ class Generator:
         match name:
             case "mix":
                 text = f"tl.reduce({a.name}, {axis}, mix)"
-            case "affine":
-                self.emit(f"a{self.count}, b{self.count} = tl.reduce(({a.name}, {a.name}), {axis}, affine)")
+            case "pair":
+                self.emit(f"a{self.count}, b{self.count} = tl.reduce(({a.name}, {a.name}), {axis}, pair)")
                 text = f"a{self.count} ^ b{self.count}"
             case _:
                 text = f"tl.{name}({a.name}, axis={axis})"

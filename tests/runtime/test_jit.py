@@ -108,9 +108,6 @@ def test_a_grid_function_sees_arguments_and_options(kernel: Kernel) -> None:
 @pytest.mark.parametrize(
     ("args", "kwargs", "match"),
     [
-        ((1,), {}, r"missing a required argument: 'y'.*axpy\(x, y, a, n, BLOCK"),
-        ((1, 2, 3, 4, 5, 6), {}, r"too many positional arguments.*axpy\(x, y"),
-        ((1, 2, 3), {"x": 1, "n": 2}, "multiple values for argument 'x'"),
         ((1, 2, 3, 4), {"BLOKC": 3}, "no parameter 'BLOKC'"),
         ((1, 2, 3, 4), {"num_warp": 3}, "did you mean 'num_warps'"),
         ((1, 2, 3, 4), {"num_warps": 5}, "power of two"),
@@ -120,8 +117,21 @@ def test_a_grid_function_sees_arguments_and_options(kernel: Kernel) -> None:
         ((1, 2, 3, 2**70), {}, "argument 'n'.*64 bits"),
     ],
 )
-def test_calls_that_do_not_fit(kernel: Kernel, args: Any, kwargs: Any, match: str) -> None:
+def test_values_that_do_not_fit(kernel: Kernel, args: Any, kwargs: Any, match: str) -> None:
     with pytest.raises(ArgumentError, match="(?s)" + match):
+        kernel[(1,)](*args, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "match"),
+    [
+        ((1,), {}, r"axpy\(\) missing 3 required positional arguments: 'y', 'a', and 'n'"),
+        ((1, 2, 3, 4, 5, 6), {}, r"axpy\(\) takes from 4 to 5 positional arguments but 6 were"),
+        ((1, 2, 3), {"x": 1, "n": 2}, "multiple values for argument 'x'"),
+    ],
+)
+def test_calls_that_do_not_bind(kernel: Kernel, args: Any, kwargs: Any, match: str) -> None:
+    with pytest.raises(TypeError, match=match):
         kernel[(1,)](*args, **kwargs)
 
 
@@ -153,7 +163,7 @@ def test_keyword_only_parameters(pipeline: Any, fake_source: Any) -> None:
     y = np.ones(3, np.float32)
     kernel[(1,)](y, y, n=3)
     assert (y == 3).all()
-    with pytest.raises(ArgumentError, match="'n'"):
+    with pytest.raises(TypeError, match=r"^axpy\(\) missing 1 required keyword-only argument: 'n'"):
         kernel[(1,)](y, y)
 
 
