@@ -43,7 +43,12 @@ def _parser() -> argparse.ArgumentParser:
         help="one per parameter: '*fp32' (':16' if aligned), 'i32', a value for constexprs",
     )
     make.add_argument(
-        "--constexpr", action="append", default=[], metavar="NAME=VALUE", help="may be repeated"
+        "--constexpr",
+        action="extend",
+        nargs="+",
+        default=[],
+        metavar="NAME=VALUE",
+        help="values of constexpr parameters; may be repeated",
     )
     make.add_argument("--num-warps", type=int, default=4)
     make.add_argument("--num-stages", type=int, default=3)

@@ -121,7 +121,9 @@ def refuse(name: str, got: str, fix: str) -> NoReturn:
 
 def _refuse_other(name: str, value: Any) -> NoReturn:
     kind = type(value).__name__
-    if isinstance(value, str | bytes | list | dict | set | type):
+    if isinstance(value, list):
+        refuse(name, f"{kind} {value!r:.60}", "pass a torch tensor or a NumPy array of it")
+    if isinstance(value, str | bytes | dict | set | type):
         refuse(name, f"{kind} {value!r:.60}", f"annotate the parameter: `{name}: tl.constexpr`")
     if isinstance(value, complex):
         refuse(name, f"complex {value!r}", "pass the real and the imaginary part as two floats")

@@ -208,7 +208,7 @@ def load(ins: Ins) -> Step:
     signed = type_name[0] == "s"
     writes = [writer(ins, p, 8 * size, signed) for p in parts]
     address, fetch = addresser(ins, mem, space), fetcher(ins, space, n)
-    indices = tuple(p.index for p in parts if not isinstance(p, Sink))
+    indices = tuple(None if isinstance(p, Sink) else p.index for p in parts)
     first, key = writes[0], f"load_{space}"
 
     def run(c: Any, ix: Any) -> None:
@@ -221,7 +221,7 @@ def load(ins: Ins) -> Step:
                 write(c, ix, columns[:, j])
         c.bytes[key] += c.count(ix) * n
         if c.uninit is not None:
-            c.uninit.loaded_registers(indices, c, ix)
+            c.uninit.loaded_registers(indices, size, c, ix)
 
     return run
 
@@ -240,7 +240,7 @@ def store(ins: Ins) -> Step:
     reads = [reader(ins, p, 8 * size, type_name) for p in parts]
     address, put = addresser(ins, mem, space), putter(ins, space, n)
     only, key, carrier = reads[0], f"store_{space}", CARRIER[n]
-    indices = tuple(p.index for p in parts if isinstance(p, Reg))
+    indices = tuple(p.index if isinstance(p, Reg) else None for p in parts)
 
     def run(c: Any, ix: Any) -> None:
         lanes = c.count(ix)

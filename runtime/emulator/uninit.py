@@ -1,7 +1,7 @@
 """Undefined values: registers and shared or local bytes that nobody wrote.
 
-Undefined bytes make the loaded register undefined for its lane; arithmetic passes that on; using
-it as an address, a branch condition, or as a value stored to global memory is the error. While
+Undefined bytes make the loaded register undefined for its lane; moves pass that on byte by byte,
+arithmetic as a whole; using it as an address, a branch condition, or as a value stored to global memory is the error. While
 no register is undefined, execution runs at full speed; otherwise it goes one instruction at a
 time. Products of tensor cores and votes are taken as defined (their inputs mix many lanes).
 """
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from minitriton.runtime.emulator.byte_masks import ALL, moved, type_bytes
 from minitriton.runtime.emulator.checks import UninitialisedRead
 from minitriton.runtime.emulator.memory import SHIFT, Arena, error
 from minitriton.runtime.emulator.module import Ins, Mem, Program, Reg
@@ -90,24 +91,24 @@ def _uses(ins: Ins) -> list[Reg]:
 
 
 class UninitTracker:
-    """Which lanes of which registers of a chunk are undefined."""
+    """Which bytes (as masks, see byte_masks) of which lanes and registers are undefined."""
 
     def __init__(self, chunk: Any) -> None:
         self.c = chunk
         undefined = chunk.launch.entry_undefined
-        self.lanes: dict[int, np.ndarray] = {i: np.ones(chunk.L, bool) for i in undefined}
-        self.fresh: list[np.ndarray] = []
-        self.bad_store: np.ndarray | None = None
+        self.lanes: dict[int, np.ndarray] = {
+            i: np.full(chunk.L, ALL, np.uint8) for i in undefined
+        }
+        self.fresh: list[tuple[np.ndarray, np.ndarray]] = []  # lanes, masks of the loaded bytes
+        self.bad_store: np.ndarray | None = None  # by lane, mask of the bytes to be stored
         chunk.shared.track_definedness(0)
         chunk.local.track_definedness(0)
 
     # -- memory
     def loaded_bytes(self, arena: Arena, at: np.ndarray, n: int, lanes: np.ndarray) -> None:
-        """Remember which ``lanes`` read a byte that was never written."""
-        bad = self._undefined(arena, at, n)
-        if bad.any():
-            lanes = np.broadcast_to(lanes, bad.shape) if len(bad) == len(lanes) else lanes
-            self.fresh.append(lanes[bad] if len(bad) == len(lanes) else lanes)
+        """Remember which ``lanes`` read which bytes that were never written."""
+        if self._undefined(arena, at, n).any():
+            self.fresh.append((lanes, self._undefined_bytes(arena, at, n)))
 
     def _undefined(self, arena: Arena, at: np.ndarray, n: int) -> np.ndarray:
         assert arena.defined is not None
@@ -116,12 +117,22 @@ class UninitTracker:
         every = np.array((1 << 8 * n) - 1, f"u{n}")
         return arena.defined.views[n].take(at >> SHIFT[n]) != every
 
-    def loaded_registers(self, indices: tuple[int, ...], c: Any, ix: Any) -> None:
-        """The registers of a load are defined now, except in lanes that read fresh bytes."""
-        for i in indices:
+    def _undefined_bytes(self, arena: Arena, at: np.ndarray, n: int) -> np.ndarray:
+        """Masks with a bit per byte of n-byte items, uint32."""
+        assert arena.defined is not None
+        places = np.add.outer(at, np.arange(n))
+        return ((arena.defined.views[1].take(places) == 0) << np.arange(n)).sum(1, np.uint32)
+
+    def loaded_registers(
+        self, registers: tuple[int | None, ...], size: int, c: Any, ix: Any
+    ) -> None:
+        """The registers of a load (of ``size`` bytes each) are as defined as what was read."""
+        for j, i in enumerate(registers):
+            if i is None:
+                continue
             self._set(i, ix, np.zeros(1, bool))
-            for lanes in self.fresh:
-                self._set(i, lanes, np.ones(1, bool))
+            for lanes, masks in self.fresh:
+                self._set(i, lanes, (masks >> size * j & (1 << size) - 1).astype(np.uint8))
         self.fresh.clear()
 
     def loaded_matrix(
@@ -135,36 +146,33 @@ class UninitTracker:
 
     def stored_bytes(self, arena: Arena, at: np.ndarray, n: int) -> None:
         """Bytes become defined, or undefined where the stored value was."""
-        if n > 8:
-            bad = self.bad_store
-            self.stored_bytes(arena, at, 8)
-            self.bad_store = bad
-            self.stored_bytes(arena, at + 8, 8)
-            return
         assert arena.defined is not None
-        view = arena.defined.views[n]
-        view[at >> SHIFT[n]] = (1 << 8 * n) - 1
+        for part in range(0, n, 8):
+            width = min(n, 8)
+            arena.defined.views[width][at + part >> SHIFT[width]] = (1 << 8 * width) - 1
         if self.bad_store is not None and len(self.bad_store) == len(at):
-            view[at[self.bad_store] >> SHIFT[n]] = 0
+            bits = self.bad_store[:, None] >> np.arange(n) & 1 != 0
+            arena.defined.views[1][np.add.outer(at, np.arange(n))[bits]] = 0
         self.bad_store = None
 
-    def storing(self, ins: Ins, c: Any, ix: Any, indices: tuple[int, ...], space: str) -> None:
+    def storing(
+        self, ins: Ins, c: Any, ix: Any, registers: tuple[int | None, ...], space: str
+    ) -> None:
         """Before a store: an undefined value must not reach global memory."""
         self.bad_store = None
-        rows = [self.lanes[i] for i in indices if i in self.lanes]
-        if not rows:
-            return
-        lanes = lanes_of(c, ix)
-        bad: Any = np.logical_or.reduce([row[lanes] for row in rows])
-        if not bad.any():
+        lanes, size = lanes_of(c, ix), type_bytes(ins.type)
+        masks = np.zeros(1, np.uint32)
+        for j, i in enumerate(registers):
+            if i in self.lanes:
+                part = self.lanes[i][lanes].astype(np.uint32) & (1 << size) - 1
+                masks = masks | part << size * j
+        if not masks.any():
             return
         if space in ("shared", "local"):
-            self.bad_store = bad
+            self.bad_store = masks
             return
-        hint = "initialise the value, or do not store it"
-        raise error(
-            UninitialisedRead, ins, c, lanes[bad], "an undefined value is stored to memory", hint
-        )
+        hint, what = "initialise the value, or do not store it", "an undefined value is stored"
+        raise error(UninitialisedRead, ins, c, lanes[masks != 0], f"{what} to memory", hint)
 
     def atomic_bytes(
         self, ins: Ins, c: Any, lanes: np.ndarray, arena: Arena, at: np.ndarray, n: int
@@ -180,11 +188,13 @@ class UninitTracker:
 
     # -- registers
     def _set(self, index: int, ix: Any, bad: np.ndarray) -> None:
+        if bad.dtype == np.bool_:
+            bad = bad * np.uint8(ALL)
         row = self.lanes.get(index)
         if row is None:
             if not bad.any():
                 return
-            row = self.lanes[index] = np.zeros(self.c.L, bool)
+            row = self.lanes[index] = np.zeros(self.c.L, np.uint8)
         row[... if ix is None else ix] = bad
         if not row.any():
             del self.lanes[index]
@@ -193,7 +203,11 @@ class UninitTracker:
         rows = [
             self.lanes[r.index] for o in operands for r in registers_in(o) if r.index in self.lanes
         ]
-        return np.logical_or.reduce([row[lanes] for row in rows]) if rows else None
+        return np.logical_or.reduce([row[lanes] != 0 for row in rows]) if rows else None
+
+    def _mask(self, operand: Any, lanes: np.ndarray) -> np.ndarray:
+        row = self.lanes.get(operand.index) if isinstance(operand, Reg) else None
+        return np.zeros(1, np.uint8) if row is None else row[lanes]
 
     def before(self, ins: Ins, ix: Any) -> None:
         """Uses that matter: conditions of jumps and memory accesses, and addresses."""
@@ -229,11 +243,13 @@ class UninitTracker:
             chosen = self.c.rows[reg.index][lanes] ^ negate
             lanes = lanes[chosen]
             guard_bad = guard_bad[chosen] if guard_bad is not None else None
-        bad = self._result(ins, lanes)
-        if guard_bad is not None:
-            bad = bad | guard_bad
-        for reg in registers_in(ins.ops[0]):
-            self._set(reg.index, lanes, bad)
+        written = registers_in(ins.ops[0])
+        masks = moved(ins, lambda operand: self._mask(operand, lanes))
+        if masks is None:
+            masks = [self._result(ins, lanes) * np.uint8(ALL)] * len(written)
+        for reg, bad in zip(written, masks, strict=True):
+            whole = bad if guard_bad is None else bad | guard_bad * np.uint8(ALL)
+            self._set(reg.index, lanes, whole)
 
     def _result(self, ins: Ins, lanes: np.ndarray) -> np.ndarray:
         none = np.zeros(1, bool)

@@ -273,3 +273,37 @@ def test_equal_vector_stores_of_nan_bits_are_no_race() -> None:
     evaluate(body.format(last="%r5"), words(32), declarations=SHARED, checks=("race",))
     with pytest.raises(SharedRace):
         evaluate(body.format(last="%r1"), words(32), declarations=SHARED, checks=("race",))
+
+
+@pytest.mark.parametrize(
+    ("pick", "defined"),
+    [
+        ("mov.b32 %r6, {%h1, %h2}; prmt.b32 %r6, %r6, 0, 0x7710;", True),
+        ("mov.b32 %r6, {%h1, %h2}; prmt.b32 %r6, %r6, 0, 0x7720;", False),
+        ("mov.b32 %r6, {%h2, %h1}; mov.b32 {%h3, %h4}, %r6; cvt.u32.u16 %r6, %h4;", True),
+        ("mov.b32 %r6, {%h2, %h1}; mov.b32 {%h3, %h4}, %r6; cvt.u32.u16 %r6, %h3;", False),
+        ("mov.b32 %r6, {%h2, %h1}; shr.u32 %r6, %r6, 16;", True),
+        ("mov.b32 %r6, {%h2, %h1}; shr.u32 %r6, %r6, 8;", False),
+        ("mov.b32 %r6, {%h1, %h2}; and.b32 %r6, %r6, 0xffff;", True),
+        ("mov.b32 %r6, {%h1, %h2}; and.b32 %r6, %r6, 0x1ffff;", False),
+        ("mov.b32 %r6, {%h1, %h2}; cvt.s32.s16 %r6, %r6;", True),
+        ("mov.b32 %r6, {%h1, %h2}; bfi.b32 %r6, 9, %r6, 16, 16;", True),
+        ("mov.b32 %r6, {%h1, %h2}; bfi.b32 %r6, 9, %r6, 8, 16;", False),
+        ("mul.lo.u32 %r6, %r5, 256; bfi.b32 %r6, 7, %r6, 8, 24; shr.u32 %r6, %r6, 8;", True),
+        ("mul.lo.u32 %r6, %r5, 256; bfi.b32 %r6, 7, %r6, 0, 8;", False),
+        ("mov.b32 %r6, {%h1, %h2}; st.shared.b32 [%r7], %r6; ld.shared.u16 %r6, [%r7];", True),
+        ("mov.b32 %r6, {%h1, %h2}; st.shared.b32 [%r7], %r6; ld.shared.u16 %r6, [%r7+2];", False),
+        ("st.shared.v2.b16 [%r7], {%h1, %h2}; ld.shared.v2.u16 {%h3, %h4}, [%r7];"
+         "cvt.u32.u16 %r6, %h3;", True),
+        ("st.shared.v2.b16 [%r7], {%h1, %h2}; ld.shared.v2.u16 {%h3, %h4}, [%r7];"
+         "cvt.u32.u16 %r6, %h4;", False),
+    ],
+)  # fmt: skip
+def test_undefined_bytes_beside_defined_ones(pick: str, defined: bool) -> None:
+    body = f"shl.b32 %r7, %r1, 2; mov.b16 %h1, 7; {pick} st.global.u32 [%d1], %r6;"
+    if defined:
+        out = evaluate(body, words(32), declarations=SHARED, checks=("uninit",))
+        assert (out & 0xFF == 7).all()
+        return
+    with pytest.raises(UninitialisedRead, match="stored"):
+        evaluate(body, words(32), declarations=SHARED, checks=("uninit",))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import random
 import re
+import string
 from dataclasses import dataclass, replace
 
 INTS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
@@ -21,7 +22,7 @@ SLOTS = 64  # words that the atomics of one statement share
 MAX_TILE = 2048
 PROGRAMS = 2
 
-HEADER = '''\
+HEADER = """\
 import minitriton as triton
 import minitriton.language as tl
 
@@ -41,7 +42,7 @@ def later(a, b):
 def mix(a, b):
     return (a ^ b) + (a & b) * 2
 
-'''
+"""
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class Value:
 
     @property
     def bits(self) -> int:
-        return int(self.dtype.lstrip("uintflobabool") or 1)
+        return int(self.dtype.lstrip(string.ascii_lowercase) or 1)
 
 
 @dataclass(frozen=True)
@@ -213,7 +214,8 @@ class Generator:
         kind = self.rng.choice(("none", "none", "linear", "random"))
         mask = ""
         if kind == "linear":
-            mask = f", mask={place} < n * {self.rng.choice((1, 8, 40))}, other={self.rng.randint(0, 7)}"
+            bound = self.rng.choice((1, 8, 40))
+            mask = f", mask={place} < n * {bound}, other={self.rng.randint(0, 7)}"
         elif kind == "random" and any(v.shape == shape for v in self.scope):
             mask = f", mask={self.condition(shape).name}, other={self.rng.randint(0, 7)}"
         text = f"tl.load({dtype}_ptr + {place}{mask})"
@@ -242,7 +244,8 @@ class Generator:
             f"{x} << ({y} & {low})", f"{x} >> ({y} & {low})", f"{x} // (({y} & 15) + 1)",
             f"{x} % (({y} & 31) + 1)", f"tl.minimum({x}, {y})", f"tl.maximum({x}, {y})",
             f"{x} + {self.rng.randint(0, 99)}", f"{x} * {self.rng.randint(1, 9)}",
-            f"{x} // {self.rng.choice((1, 2, 3, 7, 8, 64))}", f"{x} % {self.rng.choice((2, 5, 16))}",
+            f"{x} // {self.rng.choice((1, 2, 3, 7, 8, 64))}",
+            f"{x} % {self.rng.choice((2, 5, 16))}",
         ))  # fmt: skip
         self.let(text, a.dtype, a.shape)
 
@@ -364,7 +367,8 @@ class Generator:
             case "mix":
                 text = f"tl.reduce({a.name}, {axis}, mix)"
             case "pair":
-                self.emit(f"a{self.count}, b{self.count} = tl.reduce(({a.name}, {a.name}), {axis}, pair)")
+                pair = f"({a.name}, {a.name})"
+                self.emit(f"a{self.count}, b{self.count} = tl.reduce({pair}, {axis}, pair)")
                 text = f"a{self.count} ^ b{self.count}"
             case _:
                 text = f"tl.{name}({a.name}, axis={axis})"
@@ -386,7 +390,9 @@ class Generator:
         if self.rng.random() < 0.3:
             one, two = f"a{self.count}", f"b{self.count}"
             other = self.cast(self.pick(shape=a.shape, floats=False), a.dtype)
-            self.emit(f"{one}, {two} = tl.associative_scan(({a.name}, {other.name}), {axis}, affine, reverse={back})")
+            pair = f"({a.name}, {other.name})"
+            scan = f"tl.associative_scan({pair}, {axis}, affine, reverse={back})"
+            self.emit(f"{one}, {two} = {scan}")
             text = f"{one} - {two}"
         else:
             text = self.rng.choice((
@@ -460,6 +466,8 @@ class Generator:
             sign = self.rng.choice(("+", "^", "*", "-"))
             text = new.name if self.rng.random() < 0.4 else f"{target.name} {sign} {new.name}"
             self.emit(f"{target.name} = {text}")
+        if not targets:
+            self.emit("pass")
         self.depth -= 1
         self.scope = outside
 

@@ -1,6 +1,6 @@
 """Runs a random program in the tile interpreter and in the emulator, and compares every byte.
 
-    python tests/fuzz/harness.py 0 1000     # seeds; prints what fails, made smaller
+python tests/fuzz/harness.py 0 1000     # seeds; prints what fails, made smaller
 """
 
 from __future__ import annotations

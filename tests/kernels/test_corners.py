@@ -82,7 +82,9 @@ def test_offsets_beyond_32_bits(device, far, stride):
 @triton.jit
 def reversed_kernel(x_ptr, out_ptr, n, stride, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(out_ptr + i, tl.load(x_ptr + (n - 1) * (0 - stride) + i * stride, mask=i < n), mask=i < n)
+    tl.store(
+        out_ptr + i, tl.load(x_ptr + (n - 1) * (0 - stride) + i * stride, mask=i < n), mask=i < n
+    )
 
 
 @pytest.mark.parametrize("stride", [-1, -2, -16])
@@ -150,7 +152,9 @@ def test_loop_whose_loads_are_under_a_branch(device):
 
 
 @triton.jit
-def two_loops_kernel(a_ptr, b_ptr, c_ptr, out_ptr, trips, inner, N: tl.constexpr, NESTED: tl.constexpr):
+def two_loops_kernel(
+    a_ptr, b_ptr, c_ptr, out_ptr, trips, inner, N: tl.constexpr, NESTED: tl.constexpr
+):
     i = tl.arange(0, N)
     tile = i[:, None] * N + i[None, :]
     acc = tl.zeros((N, N), tl.float32)
@@ -219,7 +223,15 @@ def test_loop_reads_what_it_wrote_one_iteration_before(device, dot, num_warps):
 
 @triton.jit
 def derived_operands_kernel(
-    a_ptr, b_ptr, out_ptr, trace_ptr, trips, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, KIND: tl.constexpr
+    a_ptr,
+    b_ptr,
+    out_ptr,
+    trace_ptr,
+    trips,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    KIND: tl.constexpr,
 ):
     m, n, k = tl.arange(0, M), tl.arange(0, N), tl.arange(0, K)
     acc = tl.zeros((M, N), tl.float32)
@@ -285,12 +297,16 @@ def test_pipelined_operand_orders(device, dtype, a_t, b_t):
     expected = a.double() @ b.double()
     a, b = a.float().to(dtype), b.float().to(dtype)
     a, b = a.T.contiguous().T if a_t else a, b.T.contiguous().T if b_t else b
-    c = torch.empty(m, n, device=device, dtype=torch.int32 if dtype == torch.int8 else torch.float32)
+    c = torch.empty(
+        m, n, device=device, dtype=torch.int32 if dtype == torch.int8 else torch.float32
+    )
     order_kernel[(1,)](a, b, c, k, *a.stride(), *b.stride(), m, n, 32, num_stages=3)
     assert torch.equal(c.double(), expected)
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 16), (2, 16, 32), (8, 8, 16), (16, 4, 64), (1, 128, 16)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 16), (2, 16, 32), (8, 8, 16), (16, 4, 64), (1, 128, 16)], ids=str
+)
 @pytest.mark.parametrize("num_warps", [1, 4, 16])
 def test_small_dots(device, shape, num_warps):
     m, n, k = shape
@@ -321,7 +337,16 @@ def test_assume_and_misaligned_pointers(device, shift, dtype):
 
 @triton.jit
 def persistent_flat_kernel(
-    a_ptr, b_ptr, c_ptr, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PROGRAMS: tl.constexpr
+    a_ptr,
+    b_ptr,
+    c_ptr,
+    M,
+    N,
+    K,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    PROGRAMS: tl.constexpr,
 ):
     num_n = tl.cdiv(N, BN)
     offs_k = tl.arange(0, BK)
@@ -331,8 +356,16 @@ def persistent_flat_kernel(
         acc = tl.zeros((BM, BN), tl.float32)
         for ki in range(tl.cdiv(K, BK)):
             k = ki * BK + offs_k
-            a = tl.load(a_ptr + m[:, None] * K + k[None, :], mask=(m[:, None] < M) & (k[None, :] < K), other=0.0)
-            b = tl.load(b_ptr + k[:, None] * N + n[None, :], mask=(k[:, None] < K) & (n[None, :] < N), other=0.0)
+            a = tl.load(
+                a_ptr + m[:, None] * K + k[None, :],
+                mask=(m[:, None] < M) & (k[None, :] < K),
+                other=0.0,
+            )
+            b = tl.load(
+                b_ptr + k[:, None] * N + n[None, :],
+                mask=(k[:, None] < K) & (n[None, :] < N),
+                other=0.0,
+            )
             acc = tl.dot(a, b, acc)
         mask = (m[:, None] < M) & (n[None, :] < N)
         tl.store(c_ptr + m[:, None] * N + n[None, :], acc.to(tl.float16), mask=mask)
@@ -342,7 +375,10 @@ def persistent_flat_kernel(
 @pytest.mark.parametrize("shape", [(100, 72, 48), (64, 64, 0), (33, 130, 16)], ids=str)
 def test_persistent_matmul_flattened(device, shape, num_stages):
     m, n, k = shape
-    a, b = torch.randn(m, max(k, 1), device=device).half(), torch.randn(max(k, 1), n, device=device).half()
+    a, b = (
+        torch.randn(m, max(k, 1), device=device).half(),
+        torch.randn(max(k, 1), n, device=device).half(),
+    )
     c = torch.full((m, n), 9.0, device=device).half()
     persistent_flat_kernel[(3,)](a, b, c, m, n, k, 32, 64, 16, PROGRAMS=3, num_stages=num_stages)
     torch.testing.assert_close(c.float(), a[:, :k].float() @ b[:k].float(), rtol=2e-3, atol=1e-2)
