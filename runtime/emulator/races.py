@@ -16,7 +16,7 @@ from minitriton.runtime.emulator.checks import SharedRace
 from minitriton.runtime.emulator.memory import CARRIER, SHIFT, error
 from minitriton.runtime.emulator.module import Ins
 
-_HINT = "a bar.sync (or mbarrier) must order the two accesses"
+_HINT = "a bar.sync must order the two accesses"
 _FLIGHT_HINT = "wait with cp.async.wait_group and then a barrier before touching the bytes"
 
 

@@ -1,9 +1,10 @@
 """Undefined values: registers and shared or local bytes that nobody wrote.
 
 Undefined bytes make the loaded register undefined for its lane; moves pass that on byte by byte,
-arithmetic as a whole; using it as an address, a branch condition, or as a value stored to global memory is the error. While
-no register is undefined, execution runs at full speed; otherwise it goes one instruction at a
-time. Products of tensor cores and votes are taken as defined (their inputs mix many lanes).
+arithmetic as a whole; using it as an address, a branch condition, or as a value stored to global
+memory is the error. While no register is undefined, execution runs at full speed; otherwise it goes
+one instruction at a time. Products of tensor cores and votes are taken as defined (their inputs mix
+many lanes).
 """
 
 from __future__ import annotations
@@ -96,9 +97,7 @@ class UninitTracker:
     def __init__(self, chunk: Any) -> None:
         self.c = chunk
         undefined = chunk.launch.entry_undefined
-        self.lanes: dict[int, np.ndarray] = {
-            i: np.full(chunk.L, ALL, np.uint8) for i in undefined
-        }
+        self.lanes: dict[int, np.ndarray] = {i: np.full(chunk.L, ALL, np.uint8) for i in undefined}
         self.fresh: list[tuple[np.ndarray, np.ndarray]] = []  # lanes, masks of the loaded bytes
         self.bad_store: np.ndarray | None = None  # by lane, mask of the bytes to be stored
         chunk.shared.track_definedness(0)

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
-from generator import INPUTS, OUTPUTS, PROGRAMS, SIZE, Program, generate
+from generator import Program, generate
+from pieces import INPUTS, OUTPUTS, PROGRAMS, SIZE
 
 from minitriton.compiler import standard_stages
 from minitriton.ir.context import use

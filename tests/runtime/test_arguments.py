@@ -160,7 +160,7 @@ MISUSE = {
     "masked": (lambda: np.ma.zeros(3), "masked", "mask"),
     "fnuz": (lambda: torch.zeros(2, dtype=torch.float8_e4m3fnuz), "fnuz", "float8_e4m3fn"),
     "string": (lambda: "relu", "str 'relu'", "tl.constexpr"),
-    "list": (lambda: [1, 2], "list", "tl.constexpr"),
+    "list": (lambda: [1, 2], "list", "NumPy array"),
     "dict": (lambda: {}, "dict", "tl.constexpr"),
     "type": (lambda: int, "type", "tl.constexpr"),
     "complex": (lambda: 1j, "complex", "two floats"),
