@@ -26,7 +26,7 @@ def vector_sum_kernel(left_ptr, right_ptr, result_ptr, count, BLOCK_SIZE: tl.con
 def test_vector_add(device, count):
     left, right = torch.rand(count, device=device), torch.rand(count, device=device)
     result = torch.empty_like(left)
-    grid = lambda meta: (triton.cdiv(count, meta["BLOCK_SIZE"]),)  # noqa: E731
+    grid = lambda meta: (triton.cdiv(count, meta["BLOCK_SIZE"]),)
     vector_sum_kernel[grid](left, right, result, count, BLOCK_SIZE=1024)
     assert torch.equal(result, left + right)
 
@@ -105,7 +105,7 @@ def test_grouped_matmul(device, shape, activation, num_warps, num_stages):
     m, n, k = shape
     a, b = torch.randn(m, k, device=device).half(), torch.randn(k, n, device=device).half()
     c = torch.empty(m, n, device=device, dtype=torch.float16)
-    grid = lambda meta: (triton.cdiv(m, meta["BLOCK_M"]) * triton.cdiv(n, meta["BLOCK_N"]),)  # noqa: E731
+    grid = lambda meta: (triton.cdiv(m, meta["BLOCK_M"]) * triton.cdiv(n, meta["BLOCK_N"]),)
     tiled_matmul_kernel[grid](
         a, b, c, m, n, k, *a.stride(), *b.stride(), *c.stride(), BLOCK_M=64, BLOCK_N=64,
         BLOCK_K=32, GROUP=2, ACTIVATION=activation, num_warps=num_warps, num_stages=num_stages,
@@ -230,14 +230,30 @@ def test_layer_norm_forward_and_backward_with_locks(device, shape, dtype):
     parts = torch.zeros(2, group, n, device=device)
     locks = torch.zeros(2 * group, dtype=torch.int32, device=device)
     norm_backward_kernel[(m,)](
-        dx, dy, parts[0], parts[1], x, w, mean, rstd, locks, x.stride(0), n, GROUP=group, BLOCK_SIZE=256
+        dx,
+        dy,
+        parts[0],
+        parts[1],
+        x,
+        w,
+        mean,
+        rstd,
+        locks,
+        x.stride(0),
+        n,
+        GROUP=group,
+        BLOCK_SIZE=256,
     )
     dw, db = torch.empty(n, device=device), torch.empty(n, device=device)
-    norm_weights_kernel[(triton.cdiv(n, 64),)](parts[0], parts[1], dw, db, group, n, BLOCK_M=4, BLOCK_N=64)
+    norm_weights_kernel[(triton.cdiv(n, 64),)](
+        parts[0], parts[1], dw, db, group, n, BLOCK_M=4, BLOCK_N=64
+    )
     leaves = [t.double().requires_grad_() for t in (x, w, b)]
     expected = torch.nn.functional.layer_norm(leaves[0], (n,), leaves[1], leaves[2], 1e-5)
     expected.backward(dy.double())
-    tolerance = {"rtol": 1e-2, "atol": 1e-2} if dtype == torch.float16 else {"rtol": 1e-4, "atol": 1e-4}
+    tolerance = (
+        {"rtol": 1e-2, "atol": 1e-2} if dtype == torch.float16 else {"rtol": 1e-4, "atol": 1e-4}
+    )
     pairs = ((y, expected), (dx, leaves[0].grad), (dw, leaves[1].grad), (db, leaves[2].grad))
     for got, wanted in pairs:
         torch.testing.assert_close(got.double(), wanted.detach(), **tolerance)
@@ -245,7 +261,19 @@ def test_layer_norm_forward_and_backward_with_locks(device, shape, dtype):
 
 @triton.jit
 def attention_pass(
-    acc, l_i, m_i, q, k_ptrs, v_ptrs, lo, hi, T, rows, BLOCK_N: tl.constexpr, MASKED: tl.constexpr, D: tl.constexpr
+    acc,
+    l_i,
+    m_i,
+    q,
+    k_ptrs,
+    v_ptrs,
+    lo,
+    hi,
+    T,
+    rows,
+    BLOCK_N: tl.constexpr,
+    MASKED: tl.constexpr,
+    D: tl.constexpr,
 ):
     keys = tl.arange(0, BLOCK_N)
     for start in range(lo, hi, BLOCK_N):
@@ -254,7 +282,9 @@ def attention_pass(
         k = tl.load(k_ptrs + start * D, mask=inside[None, :], other=0.0)
         scores = tl.dot(q, k)
         if MASKED:
-            scores = tl.where((rows[:, None] >= (start + keys)[None, :]) & inside[None, :], scores, -1.0e6)
+            scores = tl.where(
+                (rows[:, None] >= (start + keys)[None, :]) & inside[None, :], scores, -1.0e6
+            )
         m_new = tl.maximum(m_i, tl.max(scores, 1))
         p = tl.math.exp2(scores - m_new[:, None])
         alpha = tl.math.exp2(m_i - m_new)
@@ -272,7 +302,11 @@ def attention_kernel(
 ):  # fmt: skip
     tile, head = tl.program_id(0), tl.program_id(1)
     base = head.to(tl.int64) * T * D
-    rows, dims, keys = tile * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, D), tl.arange(0, BLOCK_N)
+    rows, dims, keys = (
+        tile * BLOCK_M + tl.arange(0, BLOCK_M),
+        tl.arange(0, D),
+        tl.arange(0, BLOCK_N),
+    )
     place = base + rows[:, None] * D + dims[None, :]
     q = tl.load(q_ptr + place, mask=rows[:, None] < T, other=0.0)
     q = (q * (scale * 1.44269504)).to(q_ptr.dtype.element_ty)
@@ -283,10 +317,16 @@ def attention_kernel(
     v_ptrs = v_ptr + base + keys[:, None] * D + dims[None, :]
     if CAUSAL:
         middle = tile * BLOCK_M
-        acc, l_i, m_i = attention_pass(acc, l_i, m_i, q, k_ptrs, v_ptrs, 0, middle, T, rows, BLOCK_N, False, D)
-        acc, l_i, m_i = attention_pass(acc, l_i, m_i, q, k_ptrs, v_ptrs, middle, middle + BLOCK_M, T, rows, BLOCK_N, True, D)
+        acc, l_i, m_i = attention_pass(
+            acc, l_i, m_i, q, k_ptrs, v_ptrs, 0, middle, T, rows, BLOCK_N, False, D
+        )
+        acc, l_i, m_i = attention_pass(
+            acc, l_i, m_i, q, k_ptrs, v_ptrs, middle, middle + BLOCK_M, T, rows, BLOCK_N, True, D
+        )
     else:
-        acc, l_i, m_i = attention_pass(acc, l_i, m_i, q, k_ptrs, v_ptrs, 0, T, T, rows, BLOCK_N, False, D)
+        acc, l_i, m_i = attention_pass(
+            acc, l_i, m_i, q, k_ptrs, v_ptrs, 0, T, T, rows, BLOCK_N, False, D
+        )
     acc = acc / l_i[:, None]
     tl.store(out_ptr + place, acc.to(out_ptr.dtype.element_ty), mask=rows[:, None] < T)
 
@@ -315,7 +355,17 @@ def test_flash_attention_of_odd_length(device, length):
     q, k, v = (torch.randn(1, length, 32, device=device).half() for _ in range(3))
     out = torch.empty_like(q)
     attention_kernel[(triton.cdiv(length, 32), 1)](
-        q, k, v, out, 1 / math.sqrt(32), length, D=32, BLOCK_M=32, BLOCK_N=16, CAUSAL=True, num_warps=2
+        q,
+        k,
+        v,
+        out,
+        1 / math.sqrt(32),
+        length,
+        D=32,
+        BLOCK_M=32,
+        BLOCK_N=16,
+        CAUSAL=True,
+        num_warps=2,
     )
     expected = torch.nn.functional.scaled_dot_product_attention(
         q.double(), k.double(), v.double(), is_causal=True
