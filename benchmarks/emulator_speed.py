@@ -12,6 +12,7 @@ import pathlib
 import platform
 import sys
 import time
+import timeit
 
 import torch
 
@@ -20,6 +21,7 @@ import kernels
 
 import minitriton
 import minitriton.language as tl
+from minitriton.runtime.emulator.parser import parse
 
 
 def timed(call, repeats: int = 3):
@@ -73,6 +75,12 @@ def main() -> None:
             "million_lane_instructions_per_second": counters.lane_instructions / seconds / 1e6,
         }
         print(f"{name:24s} {seconds:8.3f} s {counters.lane_instructions / seconds / 1e6:8.1f} M/s")
+    ptx = matmul().asm["ptx"]
+    lines = ptx.count("\n")
+    parse(ptx)  # builds the grammar's tables
+    best = min(timeit.repeat(lambda: parse(ptx), number=1, repeat=5))
+    results["parse PTX"] = {"lines": lines, "seconds": best}
+    print(f"parse {lines} lines of PTX {best * 1e3:8.1f} ms")
     error = (c.double() - a.double() @ b.double()).norm() / (a.double() @ b.double()).norm()
     assert error < 1e-3, error
     if arguments.out:

@@ -1,4 +1,4 @@
-"""Importing MiniTriton is quick and brings in none of the heavy libraries."""
+"""Importing MiniTriton brings in none of the heavy libraries, and every public name is there."""
 
 from __future__ import annotations
 
@@ -15,14 +15,8 @@ def run(program: str) -> str:
 
 
 def test_import_brings_in_nothing_heavy() -> None:
-    loaded = run(
-        "import sys, time; begun = time.perf_counter(); import minitriton; minitriton.jit\n"
-        "print(round((time.perf_counter() - begun) * 1e3, 1)); print(*sys.modules)"
-    )
-    milliseconds, modules = loaded.split("\n", 1)
-    print(f"import minitriton and its jit: {milliseconds} ms")
-    assert not {name.split(".")[0] for name in modules.split()} & set(HEAVY)
-    assert float(milliseconds) < 1000
+    modules = run("import sys, minitriton; minitriton.jit; print(*sys.modules)").split()
+    assert not {name.split(".")[0] for name in modules} & set(HEAVY)
 
 
 def test_language_needs_no_mlir() -> None:
