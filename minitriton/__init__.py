@@ -46,7 +46,7 @@ _HOMES = {
     "next_power_of_2": "minitriton.sizes",
     "reinterpret": "minitriton.runtime.arguments",
 }
-_MODULES = ("language", "testing")
+_MODULES = ("kernels", "language", "testing")
 
 __all__ = [
     "CompileError",

@@ -1,0 +1,220 @@
+"""SiTU and SiTU-GLU: bounded gated activations, forward and backward.
+
+    SiTU(x)        = b1 tanh(x / b1) sigmoid(x)
+    SiTU-GLU(g, u) = SiTU(g) * b2 tanh(u / b2)          (b2 = None: SiTU(g) * u)
+
+Source: Kimi K3 technical report, eq. 12 (b1 = 4, b2 = 25); b1 = 1 is sigmoid(x) tanh(x), and both
+parameters towards infinity give SwiGLU. One read of the inputs and one write of the results; the
+backward pass computes the activations again instead of storing them. fp32 inside.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+import minitriton as triton
+import minitriton.language as tl
+from minitriton.kernels import checks
+
+BLOCK = 1024  # elements of a row per program
+
+
+@triton.jit
+def _situ(x, beta):
+    return beta * tl.tanh(x / beta) * tl.sigmoid(x)
+
+
+@triton.jit
+def _situ_slope(x, beta):
+    t = tl.tanh(x / beta)
+    s = tl.sigmoid(x)
+    return (1 - t * t) * s + beta * t * s * (1 - s)
+
+
+@triton.jit
+def _forward_kernel(
+    gate_ptr, up_ptr, out_ptr, gate_stride, up_stride, columns, beta1, beta2,
+    GLU: tl.constexpr, CAPPED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(1).to(tl.int64)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < columns
+    out = _situ(tl.load(gate_ptr + row * gate_stride + at, mask=mask).to(tl.float32), beta1)
+    if GLU:
+        up = tl.load(up_ptr + row * up_stride + at, mask=mask).to(tl.float32)
+        if CAPPED:
+            up = beta2 * tl.tanh(up / beta2)
+        out = out * up
+    tl.store(out_ptr + row * columns + at, out.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _backward_kernel(
+    grad_ptr, gate_ptr, up_ptr, dgate_ptr, dup_ptr, grad_stride, gate_stride, up_stride, columns,
+    beta1, beta2, GLU: tl.constexpr, CAPPED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(1).to(tl.int64)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < columns
+    grad = tl.load(grad_ptr + row * grad_stride + at, mask=mask).to(tl.float32)
+    gate = tl.load(gate_ptr + row * gate_stride + at, mask=mask).to(tl.float32)
+    dgate = grad * _situ_slope(gate, beta1)
+    if GLU:
+        up = tl.load(up_ptr + row * up_stride + at, mask=mask).to(tl.float32)
+        dup = grad * _situ(gate, beta1)
+        if CAPPED:
+            t = tl.tanh(up / beta2)
+            up = beta2 * t
+            dup = dup * (1 - t * t)
+        dgate = dgate * up
+        tl.store(dup_ptr + row * columns + at, dup.to(dup_ptr.dtype.element_ty), mask=mask)
+    tl.store(dgate_ptr + row * columns + at, dgate.to(dgate_ptr.dtype.element_ty), mask=mask)
+
+
+def situ(x: torch.Tensor, beta1: float = 4.0) -> torch.Tensor:
+    """b1 tanh(x / b1) sigmoid(x), elementwise; differentiable in x.
+
+    x: any shape of rank >= 1, fp32, bf16 or fp16, on a GPU or the CPU; the result has its shape and
+    dtype and is contiguous. KernelArgumentError for anything else and for beta1 <= 0.
+    """
+    return _situ_op(checks.float_tensor("x", x), checks.positive("beta1", beta1))
+
+
+def situ_glu(
+    gate: torch.Tensor, up: torch.Tensor, beta1: float = 4.0, beta2: float | None = 25.0
+) -> torch.Tensor:
+    """SiTU(gate) * b2 tanh(up / b2), elementwise; differentiable in gate and up.
+
+    gate, up: one shape of rank >= 1, one dtype (fp32, bf16 or fp16), one device; halves of one
+    [..., 2 n] tensor are read in place. beta2 = None leaves `up` uncapped. The result is contiguous
+    in that shape and dtype. KernelArgumentError names the argument that does not fit.
+    """
+    checks.float_tensor("gate", gate)
+    checks.like("up", up, "gate", gate)
+    cap = None if beta2 is None else checks.positive("beta2", beta2)
+    return _situ_glu_op(gate, up, checks.positive("beta1", beta1), cap)
+
+
+def situ_reference(x: torch.Tensor, beta1: float = 4.0) -> torch.Tensor:
+    """`situ` in plain torch, in the dtype of x."""
+    return beta1 * torch.tanh(x / beta1) * torch.sigmoid(x)
+
+
+def situ_glu_reference(
+    gate: torch.Tensor, up: torch.Tensor, beta1: float = 4.0, beta2: float | None = 25.0
+) -> torch.Tensor:
+    """`situ_glu` in plain torch, in the dtype of its arguments."""
+    capped = up if beta2 is None else beta2 * torch.tanh(up / beta2)
+    return situ_reference(gate, beta1) * capped
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    """x as a matrix with contiguous rows: a view where its strides allow one."""
+    matrix = x.reshape(-1, x.shape[-1])
+    return matrix if matrix.stride(1) == 1 or matrix.shape[1] == 1 else matrix.contiguous()
+
+
+def _grid(matrix: torch.Tensor) -> tuple[int, int]:
+    return triton.cdiv(matrix.shape[1], BLOCK), matrix.shape[0]
+
+
+def _forward(
+    gate: torch.Tensor, up: torch.Tensor | None, beta1: float, beta2: float | None
+) -> torch.Tensor:
+    out = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
+    if out.numel() == 0:
+        return out
+    g = _rows(gate)
+    u = g if up is None else _rows(up)
+    for first, rows in _slabs(g.shape[0]):
+        part = slice(first, first + rows)
+        _forward_kernel[_grid(g[part])](
+            g[part], u[part], out.view(g.shape)[part], g.stride(0), u.stride(0), g.shape[1],
+            beta1, beta2 or 1.0, GLU=up is not None, CAPPED=beta2 is not None, BLOCK=BLOCK,
+        )  # fmt: skip
+    return out
+
+
+def _backward(
+    grad: torch.Tensor, gate: torch.Tensor, up: torch.Tensor | None, beta1: float,
+    beta2: float | None,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    dgate = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
+    dup = torch.empty_like(dgate) if up is not None else dgate.new_empty(0)
+    if dgate.numel() == 0:
+        return dgate, dup
+    dy, g = _rows(grad), _rows(gate)
+    u = g if up is None else _rows(up)
+    for first, rows in _slabs(g.shape[0]):
+        part = slice(first, first + rows)
+        dg = dgate.view(g.shape)[part]
+        _backward_kernel[_grid(g[part])](
+            dy[part], g[part], u[part], dg, dg if up is None else dup.view(g.shape)[part],
+            dy.stride(0), g.stride(0), u.stride(0), g.shape[1], beta1, beta2 or 1.0,
+            GLU=up is not None, CAPPED=beta2 is not None, BLOCK=BLOCK,
+        )  # fmt: skip
+    return dgate, dup
+
+
+def _slabs(rows: int) -> list[tuple[int, int]]:
+    """(first, count) of slabs of rows that fit the second dimension of a grid."""
+    limit = 65535
+    return [(first, min(limit, rows - first)) for first in range(0, rows, limit)]
+
+
+@torch.library.custom_op("minitriton::situ", mutates_args=())
+def _situ_op(x: torch.Tensor, beta1: float) -> torch.Tensor:
+    return _forward(x, None, beta1, None)
+
+
+@torch.library.custom_op("minitriton::situ_backward", mutates_args=())
+def _situ_backward_op(grad: torch.Tensor, x: torch.Tensor, beta1: float) -> torch.Tensor:
+    return _backward(grad, x, None, beta1, None)[0]
+
+
+@torch.library.custom_op("minitriton::situ_glu", mutates_args=())
+def _situ_glu_op(
+    gate: torch.Tensor, up: torch.Tensor, beta1: float, beta2: float | None
+) -> torch.Tensor:
+    return _forward(gate, up, beta1, beta2)
+
+
+@torch.library.custom_op("minitriton::situ_glu_backward", mutates_args=())
+def _situ_glu_backward_op(
+    grad: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, beta1: float, beta2: float | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return _backward(grad, gate, up, beta1, beta2)
+
+
+def _empty(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+_situ_op.register_fake(lambda x, beta1: _empty(x))
+_situ_backward_op.register_fake(lambda grad, x, beta1: _empty(x))
+_situ_glu_op.register_fake(lambda gate, up, beta1, beta2: _empty(gate))
+_situ_glu_backward_op.register_fake(lambda grad, gate, up, beta1, beta2: (_empty(gate), _empty(up)))
+
+
+def _save_situ(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.save_for_backward(inputs[0])
+    ctx.beta1 = inputs[1]
+
+
+def _save_situ_glu(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.save_for_backward(inputs[0], inputs[1])
+    ctx.betas = inputs[2:]
+
+
+def _differentiate_situ(ctx: Any, grad: torch.Tensor) -> Any:
+    return _situ_backward_op(grad, *ctx.saved_tensors, ctx.beta1), None
+
+
+def _differentiate_situ_glu(ctx: Any, grad: torch.Tensor) -> Any:
+    return *_situ_glu_backward_op(grad, *ctx.saved_tensors, *ctx.betas), None, None
+
+
+_situ_op.register_autograd(_differentiate_situ, setup_context=_save_situ)
+_situ_glu_op.register_autograd(_differentiate_situ_glu, setup_context=_save_situ_glu)
