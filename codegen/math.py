@@ -132,6 +132,7 @@ F32: dict[str, Callable[..., ir.Value]] = {
     "math.log2": lambda f, x: _logarithm(f, x, 2),
     "math.tanh": _tanh,
     "math.erf": _erf,
+    "mt.tanh_approx": lambda f, x: f.approximate("tanh.approx.f32", x),
     "math.sqrt": _sqrt,
     "math.rsqrt": _rsqrt,
     "arith.divf": _divf,

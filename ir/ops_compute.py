@@ -66,6 +66,13 @@ class MulHiOp(MT.Operation, name="mulhi"):
     result: Result[Any]
 
 
+class TanhApproxOp(MT.Operation, name="tanh_approx"):
+    """Hyperbolic tangent of f32 by one instruction, relative error at most 2^-11."""
+
+    value: Operand[Any]
+    result: Result[Any]
+
+
 class PreciseOp(MT.Operation, name="precise"):
     """IEEE round-to-nearest form of `function`: "div" (two operands) or "sqrt" (one); f32."""
 
@@ -132,7 +139,7 @@ class YieldOp(MT.Operation, name="yield", traits=[ir.IsTerminatorTrait]):
 
 
 PURE = (
-    AddPtrOp, PtrToIntOp, IntToPtrOp, PtrCastOp, FpCastOp, MulHiOp, PreciseOp, DotOp, ReduceOp,
+    AddPtrOp, PtrToIntOp, IntToPtrOp, PtrCastOp, FpCastOp, MulHiOp, TanhApproxOp, PreciseOp, DotOp, ReduceOp,
     ScanOp,
 )  # fmt: skip
 OPS = (*PURE, YieldOp)

@@ -7,7 +7,7 @@ from minitriton.ir.mlir import ir
 
 _ELEMENTWISE_MT = frozenset(
     f"mt.{name}"
-    for name in ("addptr", "ptr_to_int", "int_to_ptr", "ptr_cast", "fp_cast", "mulhi", "precise",
+    for name in ("addptr", "ptr_to_int", "int_to_ptr", "ptr_cast", "fp_cast", "mulhi", "precise", "tanh_approx",
                  "hint")
 )  # fmt: skip
 SHAPE_OPS = frozenset(

@@ -17,18 +17,25 @@ import torch
 import minitriton as triton
 import minitriton.language as tl
 from minitriton.kernels import checks
+from minitriton.language.extra import libdevice
 
 BLOCK = 1024  # elements of a row per program
 
 
 @triton.jit
-def _situ(x, beta):
-    return beta * tl.tanh(x / beta) * tl.sigmoid(x)
+def _tanh(x, EXACT: tl.constexpr):
+    # one instruction with an error of 2^-11 is below half a unit of bf16's last place
+    return tl.tanh(x) if EXACT else libdevice.fast_tanhf(x)
 
 
 @triton.jit
-def _situ_slope(x, beta):
-    t = tl.tanh(x / beta)
+def _situ(x, beta, EXACT: tl.constexpr):
+    return beta * _tanh(x / beta, EXACT) * tl.sigmoid(x)
+
+
+@triton.jit
+def _situ_slope(x, beta, EXACT: tl.constexpr):
+    t = _tanh(x / beta, EXACT)
     s = tl.sigmoid(x)
     return (1 - t * t) * s + beta * t * s * (1 - s)
 
@@ -36,16 +43,16 @@ def _situ_slope(x, beta):
 @triton.jit
 def _forward_kernel(
     gate_ptr, up_ptr, out_ptr, gate_stride, up_stride, columns, beta1, beta2,
-    GLU: tl.constexpr, CAPPED: tl.constexpr, BLOCK: tl.constexpr,
+    GLU: tl.constexpr, CAPPED: tl.constexpr, EXACT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = at < columns
-    out = _situ(tl.load(gate_ptr + row * gate_stride + at, mask=mask).to(tl.float32), beta1)
+    out = _situ(tl.load(gate_ptr + row * gate_stride + at, mask=mask).to(tl.float32), beta1, EXACT)
     if GLU:
         up = tl.load(up_ptr + row * up_stride + at, mask=mask).to(tl.float32)
         if CAPPED:
-            up = beta2 * tl.tanh(up / beta2)
+            up = beta2 * _tanh(up / beta2, EXACT)
         out = out * up
     tl.store(out_ptr + row * columns + at, out.to(out_ptr.dtype.element_ty), mask=mask)
 
@@ -53,19 +60,19 @@ def _forward_kernel(
 @triton.jit
 def _backward_kernel(
     grad_ptr, gate_ptr, up_ptr, dgate_ptr, dup_ptr, grad_stride, gate_stride, up_stride, columns,
-    beta1, beta2, GLU: tl.constexpr, CAPPED: tl.constexpr, BLOCK: tl.constexpr,
+    beta1, beta2, GLU: tl.constexpr, CAPPED: tl.constexpr, EXACT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = at < columns
     grad = tl.load(grad_ptr + row * grad_stride + at, mask=mask).to(tl.float32)
     gate = tl.load(gate_ptr + row * gate_stride + at, mask=mask).to(tl.float32)
-    dgate = grad * _situ_slope(gate, beta1)
+    dgate = grad * _situ_slope(gate, beta1, EXACT)
     if GLU:
         up = tl.load(up_ptr + row * up_stride + at, mask=mask).to(tl.float32)
-        dup = grad * _situ(gate, beta1)
+        dup = grad * _situ(gate, beta1, EXACT)
         if CAPPED:
-            t = tl.tanh(up / beta2)
+            t = _tanh(up / beta2, EXACT)
             up = beta2 * t
             dup = dup * (1 - t * t)
         dgate = dgate * up
@@ -132,7 +139,8 @@ def _forward(
         part = slice(first, first + rows)
         _forward_kernel[_grid(g[part])](
             g[part], u[part], out.view(g.shape)[part], g.stride(0), u.stride(0), g.shape[1],
-            beta1, beta2 or 1.0, GLU=up is not None, CAPPED=beta2 is not None, BLOCK=BLOCK,
+            beta1, beta2 or 1.0, GLU=up is not None, CAPPED=beta2 is not None,
+            EXACT=gate.dtype != torch.bfloat16, BLOCK=BLOCK,
         )  # fmt: skip
     return out
 
@@ -153,7 +161,8 @@ def _backward(
         _backward_kernel[_grid(g[part])](
             dy[part], g[part], u[part], dg, dg if up is None else dup.view(g.shape)[part],
             dy.stride(0), g.stride(0), u.stride(0), g.shape[1], beta1, beta2 or 1.0,
-            GLU=up is not None, CAPPED=beta2 is not None, BLOCK=BLOCK,
+            GLU=up is not None, CAPPED=beta2 is not None, EXACT=gate.dtype != torch.bfloat16,
+            BLOCK=BLOCK,
         )  # fmt: skip
     return dgate, dup
 

@@ -7,6 +7,7 @@ import torch
 
 import minitriton as triton
 import minitriton.language as tl
+from minitriton.language.extra import libdevice
 
 FLOATS = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 INTS = [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8]
@@ -169,6 +170,14 @@ def test_math_functions(device, name):
     )
     half_ulp = expected.abs() * 2**-24 + 1e-38
     assert (error <= bound + half_ulp).all(), (name, error.max().item())
+
+
+def test_fast_tanh(device):
+    x = random(999, torch.float32, device, -6, 6)
+    out = torch.empty_like(x)
+    unary_kernel[(8,)](x, out, 999, FN=libdevice.fast_tanhf, BLOCK=128)
+    expected = torch.tanh(x.double())
+    assert ((out.double() - expected).abs() <= expected.abs() * 2**-10.9).all()
 
 
 @pytest.mark.parametrize("name", ["exp", "log", "sqrt", "rsqrt", "abs", "floor", "sin", "cos"])
