@@ -17,6 +17,7 @@ import torch
 import minitriton as triton
 import minitriton.language as tl
 from minitriton.kernels import checks
+from minitriton.kernels.rows import rows_of
 from minitriton.language.extra import libdevice
 
 BLOCK = 1024  # elements of a row per program
@@ -117,12 +118,6 @@ def situ_glu_reference(
     return situ_reference(gate, beta1) * capped
 
 
-def _rows(x: torch.Tensor) -> torch.Tensor:
-    """x as a matrix with contiguous rows: a view where its strides allow one."""
-    matrix = x.reshape(-1, x.shape[-1])
-    return matrix if matrix.stride(1) == 1 or matrix.shape[1] == 1 else matrix.contiguous()
-
-
 def _grid(matrix: torch.Tensor) -> tuple[int, int]:
     return triton.cdiv(matrix.shape[1], BLOCK), matrix.shape[0]
 
@@ -133,8 +128,8 @@ def _forward(
     out = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
     if out.numel() == 0:
         return out
-    g = _rows(gate)
-    u = g if up is None else _rows(up)
+    g = rows_of(gate)
+    u = g if up is None else rows_of(up)
     for first, rows in _slabs(g.shape[0]):
         part = slice(first, first + rows)
         _forward_kernel[_grid(g[part])](
@@ -153,8 +148,8 @@ def _backward(
     dup = torch.empty_like(dgate) if up is not None else dgate.new_empty(0)
     if dgate.numel() == 0:
         return dgate, dup
-    dy, g = _rows(grad), _rows(gate)
-    u = g if up is None else _rows(up)
+    dy, g = rows_of(grad), rows_of(gate)
+    u = g if up is None else rows_of(up)
     for first, rows in _slabs(g.shape[0]):
         part = slice(first, first + rows)
         dg = dgate.view(g.shape)[part]

@@ -1,0 +1,261 @@
+"""RMS normalisation over the last dimension, plain or under a sigmoid gate, forward and backward.
+
+    r = 1 / sqrt(mean(x^2) + eps),    n = x r,    y = n weight                 (rms_norm)
+                                                  y = n weight sigmoid(gate)   (gated_rms_norm)
+
+Norm first, gate second, as behind the heads of Kimi K3's KDA (technical report, section 2.1), where
+one weight serves all heads. A program holds a tile of whole rows, several where rows are short, and
+reads every input once; the backward pass computes r again from x instead of storing it. fp32
+inside. The gradient of the weight is summed per program and then over programs, always in one
+order, so that equal inputs give equal bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+import minitriton as triton
+import minitriton.language as tl
+from minitriton.kernels import checks
+from minitriton.kernels.checks import KernelArgumentError
+from minitriton.kernels.rows import rows_of
+
+MAX_COLUMNS = 8192
+TILE = 1024  # elements that a program holds, or one row where that is longer
+
+
+@triton.jit
+def _forward_kernel(
+    x_ptr, gate_ptr, weight_ptr, out_ptr, x_stride, gate_stride, rows, columns, eps,
+    GATED: tl.constexpr, WEIGHTED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    at = tl.arange(0, BLOCK)[None, :]
+    mask = (row < rows) & (at < columns)
+    x = tl.load(x_ptr + row * x_stride + at, mask=mask, other=0.0).to(tl.float32)
+    out = x * tl.rsqrt(tl.sum(x * x, axis=1) / columns + eps)[:, None]
+    if WEIGHTED:
+        out = out * tl.load(weight_ptr + at, mask=at < columns, other=0.0).to(tl.float32)
+    if GATED:
+        gate = tl.load(gate_ptr + row * gate_stride + at, mask=mask, other=0.0)
+        out = out * tl.sigmoid(gate.to(tl.float32))
+    tl.store(out_ptr + row * columns + at, out.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _backward_kernel(
+    grad_ptr, x_ptr, gate_ptr, weight_ptr, dx_ptr, dgate_ptr, partial_ptr, grad_stride, x_stride,
+    gate_stride, rows, columns, eps,
+    GATED: tl.constexpr, WEIGHTED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    at = tl.arange(0, BLOCK)[None, :]
+    if WEIGHTED:
+        weight = tl.load(weight_ptr + at, mask=at < columns, other=0.0).to(tl.float32)
+        dweight = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
+    for tile in range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0)):
+        row = tile.to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+        mask = (row < rows) & (at < columns)
+        x = tl.load(x_ptr + row * x_stride + at, mask=mask, other=0.0).to(tl.float32)
+        grad = tl.load(grad_ptr + row * grad_stride + at, mask=mask, other=0.0).to(tl.float32)
+        r = tl.rsqrt(tl.sum(x * x, axis=1) / columns + eps)[:, None]
+        n = x * r
+        if GATED:
+            gate = tl.load(gate_ptr + row * gate_stride + at, mask=mask, other=0.0)
+            s = tl.sigmoid(gate.to(tl.float32))
+            dgate = grad * n * s * (1 - s)
+            if WEIGHTED:
+                dgate = dgate * weight
+            tl.store(
+                dgate_ptr + row * columns + at, dgate.to(dgate_ptr.dtype.element_ty), mask=mask
+            )
+            grad = grad * s
+        if WEIGHTED:
+            dweight += grad * n
+            grad = grad * weight
+        dx = r * (grad - n * (tl.sum(grad * n, axis=1) / columns)[:, None])
+        tl.store(dx_ptr + row * columns + at, dx.to(dx_ptr.dtype.element_ty), mask=mask)
+    if WEIGHTED:
+        column = tl.arange(0, BLOCK)
+        to = partial_ptr + tl.program_id(0) * columns + column
+        tl.store(to, tl.sum(dweight, axis=0), mask=column < columns)
+
+
+def rms_norm(
+    x: torch.Tensor, weight: torch.Tensor | None = None, eps: float = 1e-5
+) -> torch.Tensor:
+    """weight * x / sqrt(mean(x^2) + eps) over the last dimension; differentiable in x and weight.
+
+    x: [..., d] with d <= 8192, fp32, bf16 or fp16, on a GPU or the CPU; weight: [d] in fp32 or x's
+    dtype, or None for ones. The result is contiguous in x's shape and dtype. A row whose mean
+    square exceeds the range of fp32 gives zeros, as in plain fp32. KernelArgumentError for anything
+    else and for eps <= 0.
+    """
+    _check_columns(x)
+    return _norm_op(x, None, _check_weight(weight, x), checks.positive("eps", eps))
+
+
+def gated_rms_norm(
+    x: torch.Tensor,
+    gate: torch.Tensor | None,
+    weight: torch.Tensor | None = None,
+    eps: float = 1e-5,
+) -> torch.Tensor:
+    """sigmoid(gate) * rms_norm(x, weight, eps); differentiable in x, gate and weight.
+
+    x, gate: [..., d] with d <= 8192, one shape, one dtype (fp32, bf16 or fp16), one device; views
+    whose rows lie at one distance are read in place. gate = None is `rms_norm`. weight: [d] in fp32
+    or x's dtype, or None for ones. The result is contiguous in x's shape and dtype.
+    KernelArgumentError names the argument that does not fit.
+    """
+    _check_columns(x)
+    if gate is not None:
+        checks.like("gate", gate, "x", x)
+    return _norm_op(x, gate, _check_weight(weight, x), checks.positive("eps", eps))
+
+
+def rms_norm_reference(
+    x: torch.Tensor, weight: torch.Tensor | None = None, eps: float = 1e-5
+) -> torch.Tensor:
+    """`rms_norm` in plain torch, in the dtype of its arguments."""
+    out = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+    return out if weight is None else out * weight
+
+
+def gated_rms_norm_reference(
+    x: torch.Tensor,
+    gate: torch.Tensor | None,
+    weight: torch.Tensor | None = None,
+    eps: float = 1e-5,
+) -> torch.Tensor:
+    """`gated_rms_norm` in plain torch, in the dtype of its arguments."""
+    out = rms_norm_reference(x, weight, eps)
+    return out if gate is None else out * torch.sigmoid(gate)
+
+
+def _check_columns(x: object) -> None:
+    columns = checks.float_tensor("x", x).shape[-1]
+    if columns > MAX_COLUMNS:
+        raise KernelArgumentError(
+            f"argument 'x': rows of {columns} elements; at most {MAX_COLUMNS} are supported"
+        )
+
+
+def _check_weight(weight: object, x: torch.Tensor) -> torch.Tensor | None:
+    if weight is None:
+        return None
+    tensor = checks.float_tensor("weight", weight)
+    if tensor.shape != x.shape[-1:]:
+        raise KernelArgumentError(
+            f"argument 'weight': shape {tuple(tensor.shape)}; it must be {tuple(x.shape[-1:])}, "
+            "the last dimension of 'x'"
+        )
+    if tensor.dtype not in (torch.float32, x.dtype):
+        raise KernelArgumentError(
+            f"argument 'weight': dtype {tensor.dtype}; it must be torch.float32 or that of 'x', "
+            f"{x.dtype}"
+        )
+    if tensor.device != x.device:
+        raise KernelArgumentError(
+            f"argument 'weight': device {tensor.device} differs from that of 'x', {x.device}"
+        )
+    return tensor
+
+
+def _tile(columns: int) -> tuple[int, int, int]:
+    """(rows, columns, warps) of a program's tile."""
+    block = max(16, triton.next_power_of_2(columns))
+    return max(1, TILE // block), block, max(4, block // 512)
+
+
+def _programs(tiles: int, block: int) -> int:
+    """Programs of the backward pass: enough for any GPU, few enough to keep partial sums small."""
+    return min(tiles, 1056 if block <= 1024 else 264)
+
+
+def _forward(
+    x: torch.Tensor, gate: torch.Tensor | None, weight: torch.Tensor | None, eps: float
+) -> torch.Tensor:
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if out.numel() == 0:
+        return out
+    m = rows_of(x)
+    g = m if gate is None else rows_of(gate)
+    rows, block, warps = _tile(m.shape[1])
+    _forward_kernel[(triton.cdiv(m.shape[0], rows),)](
+        m, g, m if weight is None else weight.contiguous(), out, m.stride(0), g.stride(0),
+        m.shape[0], m.shape[1], eps, GATED=gate is not None, WEIGHTED=weight is not None,
+        ROWS=rows, BLOCK=block, num_warps=warps,
+    )  # fmt: skip
+    return out
+
+
+def _backward(
+    grad: torch.Tensor, x: torch.Tensor, gate: torch.Tensor | None, weight: torch.Tensor | None,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    dx, dgate, dweight = _gradients(x, gate, weight)
+    if dx.numel() == 0:
+        return dx, dgate, dweight.zero_()
+    dy, m = rows_of(grad), rows_of(x)
+    g = m if gate is None else rows_of(gate)
+    rows, block, warps = _tile(m.shape[1])
+    programs = _programs(triton.cdiv(m.shape[0], rows), block)
+    sums = (programs, m.shape[1]) if weight is not None else (1, 1)
+    partial = torch.empty(sums, dtype=torch.float32, device=x.device)
+    _backward_kernel[(programs,)](
+        dy, m, g, m if weight is None else weight.contiguous(), dx, dx if gate is None else dgate,
+        partial, dy.stride(0), m.stride(0), g.stride(0), m.shape[0], m.shape[1], eps,
+        GATED=gate is not None, WEIGHTED=weight is not None, ROWS=rows, BLOCK=block,
+        num_warps=warps,
+    )  # fmt: skip
+    if weight is not None:
+        dweight.copy_(partial.sum(0))
+    return dx, dgate, dweight
+
+
+def _gradients(
+    x: torch.Tensor, gate: torch.Tensor | None, weight: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Room for the gradients; an empty tensor stands for that of an absent argument."""
+    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    dgate = dx.new_empty(0) if gate is None else torch.empty_like(dx)
+    if weight is None:
+        return dx, dgate, dx.new_empty(0)
+    return dx, dgate, torch.empty(weight.shape, dtype=weight.dtype, device=x.device)
+
+
+@torch.library.custom_op("minitriton::gated_rms_norm", mutates_args=())
+def _norm_op(
+    x: torch.Tensor, gate: torch.Tensor | None, weight: torch.Tensor | None, eps: float
+) -> torch.Tensor:
+    return _forward(x, gate, weight, eps)
+
+
+@torch.library.custom_op("minitriton::gated_rms_norm_backward", mutates_args=())
+def _norm_backward_op(
+    grad: torch.Tensor, x: torch.Tensor, gate: torch.Tensor | None, weight: torch.Tensor | None,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    return _backward(grad, x, gate, weight, eps)
+
+
+_norm_op.register_fake(
+    lambda x, gate, weight, eps: torch.empty(x.shape, dtype=x.dtype, device=x.device)
+)
+_norm_backward_op.register_fake(lambda grad, x, gate, weight, eps: _gradients(x, gate, weight))
+
+
+def _save(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.save_for_backward(*inputs[:3])
+    ctx.eps = inputs[3]
+
+
+def _differentiate(ctx: Any, grad: torch.Tensor) -> Any:
+    _, gate, weight = ctx.saved_tensors
+    dx, dgate, dweight = _norm_backward_op(grad, *ctx.saved_tensors, ctx.eps)
+    return dx, None if gate is None else dgate, None if weight is None else dweight, None
+
+
+_norm_op.register_autograd(_differentiate, setup_context=_save)
