@@ -139,7 +139,7 @@ class YieldOp(MT.Operation, name="yield", traits=[ir.IsTerminatorTrait]):
 
 
 PURE = (
-    AddPtrOp, PtrToIntOp, IntToPtrOp, PtrCastOp, FpCastOp, MulHiOp, TanhApproxOp, PreciseOp, DotOp, ReduceOp,
-    ScanOp,
+    AddPtrOp, PtrToIntOp, IntToPtrOp, PtrCastOp, FpCastOp, MulHiOp, TanhApproxOp, PreciseOp,
+    DotOp, ReduceOp, ScanOp,
 )  # fmt: skip
 OPS = (*PURE, YieldOp)

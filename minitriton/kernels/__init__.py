@@ -5,7 +5,7 @@ Each family is one file: flat functions with autograd, `torch.library` custom op
 """
 
 from minitriton.kernels.attn_res import attn_res_mix, attn_res_mix_reference
-from minitriton.kernels.gated_rms_norm import (
+from minitriton.kernels.norms import (
     gated_rms_norm,
     gated_rms_norm_reference,
     rms_norm,

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from minitriton.kernels.checks import KernelArgumentError
-from minitriton.kernels.gated_rms_norm import (
+from minitriton.kernels.norms import (
     gated_rms_norm,
     gated_rms_norm_reference,
     rms_norm,
@@ -91,7 +91,7 @@ def test_saturated_gate(device):
 
 
 def test_many_tiles_per_program_repeat_bit_by_bit(device, monkeypatch):
-    monkeypatch.setattr("minitriton.kernels.gated_rms_norm._programs", lambda tiles, block: 3)
+    monkeypatch.setattr("minitriton.kernels.norms._programs", lambda tiles, block: 3)
     tensors = inputs((7 * 16 + 5, 128), torch.float32, device)
     compare(*tensors)
     first = [t.grad.clone() for t in tensors]
