@@ -232,8 +232,14 @@ def _while_construct(
         after, arguments = e.block(op.regions[1], types)
         with e.inside(after):
             bind(arguments)
+            entering = dict(frame.names)
             body()
-        if endless and frame.names[BROKEN] is False and not types:
+        # a constant that changes becomes a run-time value in the next attempt, which may break
+        steady = all(
+            isinstance(value, Tensor) or frame.names.get(name) is value
+            for name, value in entering.items()
+        )
+        if endless and frame.names[BROKEN] is False and steady:
             raise frame.located(EndlessLoop(), node)
         return Attempt(op, results, after, frame.names, frame.spans)
 
