@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 from minitriton.codegen.lower import Lowering
@@ -22,6 +23,7 @@ from minitriton.ir.mlir import ir
 
 Operands = list[ir.Value]  # one scalar per operand of the op: what the region combines
 Combine = Callable[[Operands, Operands], Operands]
+CHAINS = 4  # results in flight while a thread combines its own values: hides the latency of one
 
 
 def combine_of(lowering: Lowering, op: ir.Operation) -> Combine:
@@ -42,6 +44,14 @@ def fold(values: Sequence[Operands], combine: Combine) -> Operands:
         paired = [combine(a, b) for a, b in zip(level[::2], level[1::2], strict=False)]
         level = paired + level[len(level) // 2 * 2 :]
     return level[0]
+
+
+def fold_registers(values: Sequence[Operands], combine: Combine) -> Operands:
+    """Combines a thread's own values in a few chains: products that are summed become fma."""
+    chains = [
+        functools.reduce(combine, values[start::CHAINS]) for start in range(min(CHAINS, len(values)))
+    ]
+    return fold(chains, combine)
 
 
 def shuffle_operands(lowering: Lowering, operands: Operands, mask: int) -> Operands:

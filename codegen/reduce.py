@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from minitriton.codegen.combine import Operands, combine_of, exchange, fold, shuffle_operands
+from minitriton.codegen.combine import (
+    Operands,
+    combine_of,
+    exchange,
+    fold,
+    fold_registers,
+    shuffle_operands,
+)
 from minitriton.codegen.emit import attribute
 from minitriton.codegen.lower import Lowering, integer_attribute
 from minitriton.codegen.shared_address import storage_bytes
@@ -30,7 +37,7 @@ def lower_reduce(lowering: Lowering, op: ir.Operation) -> None:
     combine = combine_of(lowering, op)
     partials: list[Operands] = []
     for group in plan.groups:
-        partials.append(fold([[t.registers[r] for t in tiles] for r in group], combine))
+        partials.append(fold_registers([[t.registers[r] for t in tiles] for r in group], combine))
     redux = redux_kind(lowering, op, plan)
     if redux:
         partials = [[_redux(lowering, redux, values[0])] for values in partials]

@@ -26,19 +26,22 @@ EQ = 0
 
 
 class _Buffer:
-    """The multi-buffer of one load."""
+    """The multi-buffer of one load; a load that is the same in every iteration has one slot."""
 
     def __init__(
-        self, load: ir.Operation, slot: LinearLayout, stages: int, builder: Builder
+        self, load: ir.Operation, slot: LinearLayout, stages: int, fixed: bool, builder: Builder
     ) -> None:
         self.load = load
         self.slot = slot
+        self.fixed = fixed
         element = load.results[0].type.element_type
         self.slot_type = _mem_type(list(slot.shape), element, slot)
-        whole = _mem_type([stages, *slot.shape], element, slot)
+        whole = _mem_type([1 if fixed else stages, *slot.shape], element, slot)
         self.value = builder.op("mt.local_alloc", whole, (), {"mt.pipelined": ir.UnitAttr.get()})
 
     def at(self, index: Value, builder: Builder) -> Value:
+        if self.fixed:
+            index = builder.constant(index.type, 0)
         return builder.op("mt.mem_index", self.slot_type, [self.value, index])
 
 
@@ -56,14 +59,17 @@ def rewrite_loop(
     """Replaces `loop`; `ahead` has checked the addresses and masks of `loads`; stages >= 2."""
     builder = Builder(ir.InsertionPoint(loop), loop.location)
     i32 = ir.IntegerType.get_signless(32)
-    buffers = [_Buffer(load, slot, stages, builder) for load, slot in loads]
+    buffers = [
+        _Buffer(load, slot, stages, is_fixed(load, ahead), builder) for load, slot in loads
+    ]
     lower, upper, step, *inits = loop.operands
     # prologue: iterations 0 .. stages-2
     state = {ahead.arguments[index]: inits[index] for index in ahead.carried}
     induction = lower
     for stage in range(stages - 1):
         known = {**state, ahead.induction: induction}
-        _issue(buffers, ahead, known, upper, builder.constant(i32, stage), builder)
+        filled = [buffer for buffer in buffers if stage == 0 or not buffer.fixed]
+        _issue(filled, ahead, known, upper, builder.constant(i32, stage), builder)
         state, induction = _advance(ahead, known, step, builder)
     distance = builder.op("arith.muli", step.type, [step, builder.constant(step.type, stages - 1)])
     carried = [state[ahead.arguments[index]] for index in ahead.carried]
@@ -86,6 +92,11 @@ def rewrite_loop(
     return new
 
 
+def is_fixed(load: ir.Operation, ahead: AheadOfTime) -> bool:
+    """Whether the tile that `load` reads is the same in every iteration."""
+    return all(map(ahead.is_invariant, list(load.operands)[:2]))
+
+
 def _fill_body(
     new: ir.Operation,
     buffers: Sequence[_Buffer],
@@ -104,7 +115,8 @@ def _fill_body(
     induction = builder.op("arith.addi", distance.type, [ahead.induction, distance])
     known = {ahead.arguments[index]: v for index, v in zip(ahead.carried, carried, strict=True)}
     known[ahead.induction] = induction
-    _issue(buffers, ahead, known, upper, fill, builder)
+    moving = [buffer for buffer in buffers if not buffer.fixed]
+    _issue(moving, ahead, known, upper, fill, builder)
     for buffer in buffers:
         _read_from(buffer, read)
     end = terminator_of(body)
@@ -129,6 +141,7 @@ def _issue(
     i1 = ir.IntegerType.get_signless(1)
     predicate = {"predicate": ir.IntegerAttr.get(ir.IntegerType.get_signless(64), SLT)}
     runs = builder.op("arith.cmpi", i1, [known[ahead.induction], upper], predicate)
+    ahead.runs = runs
     for buffer in buffers:
         load = buffer.load
         with builder.at(builder.ip, load.location):

@@ -4,8 +4,9 @@
     after:  buffer [stages]; copies of the first stages-1 iterations; for { wait; barrier; copy for
             iteration i+stages-1; dot(local_load slot) }; wait for all
 
+A tile that is the same in every iteration is copied once, before the loop, and stays there.
 Requires: layouts. Ensures: the same values; copies past the last iteration are masked off. A loop
-that may write global memory, and loads whose address or mask cannot be computed ahead, are left
+that may write global memory it reads (`_may_overwrite`), and loads whose address or mask cannot be computed ahead, are left
 alone; remarks say why.
 """
 
@@ -17,7 +18,7 @@ from math import prod
 from minitriton.ir import layouts
 from minitriton.ir.axis_analysis import AxisFacts, analyse
 from minitriton.ir.conversion import storage_bits
-from minitriton.ir.dialect import element_of
+from minitriton.ir.dialect import PtrType, element_of
 from minitriton.ir.encoding import layout_of
 from minitriton.ir.linear_layout import LinearLayout
 from minitriton.ir.mlir import ir
@@ -25,10 +26,10 @@ from minitriton.ir.target import Target
 from minitriton.ir.types import bit_width
 from minitriton.passes.ahead_of_time import AheadOfTime
 from minitriton.passes.dead_arguments import pass_through_dead_arguments
-from minitriton.passes.multi_buffer import rewrite_loop
+from minitriton.passes.multi_buffer import is_fixed, rewrite_loop
 from minitriton.passes.op_classes import is_tile, widens
 from minitriton.passes.remarks import add_remark
-from minitriton.passes.simplify import upstream
+from minitriton.passes.simplify import share_loads, upstream
 from minitriton.passes.tile_pass import PassOptions
 from minitriton.passes.traversal import (
     defining_op,
@@ -69,6 +70,7 @@ def run(module: ir.Module, target: Target, options: PassOptions) -> None:
     if changed:
         pass_through_dead_arguments(function.regions[0].blocks[0])
         upstream(module, options)
+        share_loads(kernel_of(module).regions[0].blocks[0])
 
 
 def _pipeline(
@@ -81,7 +83,7 @@ def _pipeline(
     ]
     if not feeding or stages <= 1:
         return False
-    if any(op.name in _WRITES for op in walk(loop)):
+    if _may_overwrite(loop, feeding, kernel_of(module).regions[0].blocks[0]):
         add_remark(module, loop, "loop not pipelined: it may write memory that it reads")
         return False
     ahead = AheadOfTime(loop)
@@ -94,7 +96,12 @@ def _pipeline(
             staged.append(_stage(load, facts))
     if not staged:
         return False
-    fitting = (target.max_shared_bytes - SHARED_RESERVE) // sum(s.bytes for s in staged)
+    fixed = [s for s in staged if is_fixed(s.load, ahead)]
+    per_stage = sum(s.bytes for s in staged if s not in fixed)
+    if not per_stage:
+        return False
+    room = target.max_shared_bytes - SHARED_RESERVE - sum(s.bytes for s in fixed)
+    fitting = max(0, room) // per_stage
     if fitting < stages:
         add_remark(module, loop, f"num_stages {stages} reduced to {fitting}: shared memory")
         stages = fitting
@@ -103,6 +110,28 @@ def _pipeline(
     loop = rewrite_loop(loop, [(s.load, s.slot) for s in staged], ahead, stages)
     add_remark(module, loop, f"{len(staged)} loads pipelined in {stages} stages with cp.async")
     return True
+
+
+def _may_overwrite(loop: ir.Operation, feeding: list[ir.Operation], entry: ir.Block) -> bool:
+    """Whether the loop may write what `feeding` reads. `num_stages` on the loop itself promises
+    that different arguments of the kernel do not overlap."""
+    writers = [op for op in walk(loop) if op.name in _WRITES]
+    if not writers:
+        return False
+    if "mt.num_stages" not in loop.attributes or {op.name for op in writers} != {"mt.store"}:
+        return True
+    read, written = ({_base(op.operands[0], entry) for op in ops} for ops in (feeding, writers))
+    return None in read | written or bool(read & written)
+
+
+def _base(pointer: ir.Value, entry: ir.Block) -> int | None:
+    """Number of the kernel's argument that `pointer` is an offset from; None if unknown."""
+    while (maker := defining_op(pointer)) is not None:
+        if not len(maker.operands) or not isinstance(element_of(maker.operands[0].type), PtrType):
+            return None
+        pointer = maker.operands[0]
+    argument = ir.BlockArgument(pointer)
+    return argument.arg_number if argument.owner == entry else None
 
 
 def _refusal(load: ir.Operation, ahead: AheadOfTime, facts: AxisFacts) -> str | None:

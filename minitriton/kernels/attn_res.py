@@ -1,222 +1,308 @@
 """Attention over depth (AttnRes): each token mixes its rows of L sources, forward and backward.
 
     r_i = rsqrt(mean(v_i^2) + eps)    logit_i = r_i (v_i . u)    u = query * norm_weight
-    a = softmax_i(logit)              out = sum_i a_i v_i
+    a = softmax_i(logit)              h = sum_i a_i v_i
 
 Source: Kimi K3 technical report, section 2.2; the logits have no 1/sqrt(d) and the values mixed are
-not normalised. The forward pass reads each value once (online softmax over the sources) and saves
-2 L + 2 numbers per token; the backward pass reads each value twice. fp32 inside, deterministic.
+not normalised. Around the mix, in the same kernel: `prefix + delta` as last source, and an RMS norm
+of h. The forward pass reads each value once (online softmax over the sources) and saves 2 L + 2
+numbers per token; the backward pass reads each value twice, the second time mostly from cache. fp32
+inside, deterministic.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 import minitriton as triton
-import minitriton.language as tl
 from minitriton.kernels import checks
+from minitriton.kernels.attn_res_kernels import backward_kernel, forward_kernel
+from minitriton.kernels.checks import KernelArgumentError
+from minitriton.kernels.rows import rows_of
 
 WIDEST = 8192  # elements of a row, all of them in one tile
+LONGEST = 17  # tensors in a list of sources
 PARTIALS = 264 * WIDEST  # elements of the partial sums of u's gradient: two CTAs per SM at WIDEST
 
 
-@triton.jit
-def _forward_kernel(
-    values_ptr, query_ptr, weight_ptr, out_ptr, stats_ptr, source_stride, token_stride,
-    sources, columns, eps, BLOCK: tl.constexpr,
-):  # fmt: skip
-    token = tl.program_id(0).to(tl.int64)
-    at = tl.arange(0, BLOCK)
-    mask = at < columns
-    u = tl.load(query_ptr + at, mask=mask, other=0.0).to(tl.float32)
-    u = u * tl.load(weight_ptr + at, mask=mask, other=0.0).to(tl.float32)
-    row_ptr = values_ptr + token * token_stride
-    stats_ptr += token * (2 * sources + 2)
-    peak = tl.full([], -float("inf"), tl.float32)
-    total = tl.full([], 0.0, tl.float32)
-    acc = tl.zeros([BLOCK], tl.float32)
-    for i in tl.range(sources):
-        v = tl.load(row_ptr + at, mask=mask, other=0.0).to(tl.float32)
-        row_ptr += source_stride
-        scale = tl.rsqrt(tl.sum(v * v) / columns + eps)
-        logit = tl.sum(v * u) * scale
-        tl.store(stats_ptr + 2 + i, logit)
-        tl.store(stats_ptr + 2 + sources + i, scale)
-        higher = tl.maximum(peak, logit)
-        keep, add = tl.exp(peak - higher), tl.exp(logit - higher)
-        total = total * keep + add
-        acc = acc * keep + v * add
-        peak = higher
-    tl.store(stats_ptr, peak)
-    tl.store(stats_ptr + 1, total)
-    tl.store(out_ptr + token * columns + at, (acc / total).to(out_ptr.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def _backward_kernel(
-    grad_ptr, values_ptr, query_ptr, weight_ptr, stats_ptr, dvalues_ptr, du_ptr, grad_stride,
-    source_stride, token_stride, sources, tokens, columns,
-    SOURCES: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    at = tl.arange(0, BLOCK)
-    mask = at < columns
-    source = tl.arange(0, SOURCES)
-    du = tl.zeros([BLOCK], tl.float32)
-    for t in tl.range(tl.program_id(0), tokens, tl.num_programs(0)):
-        token = t.to(tl.int64)
-        grad = tl.load(grad_ptr + token * grad_stride + at, mask=mask, other=0.0).to(tl.float32)
-        row_ptr = values_ptr + token * token_stride
-        at_stats = stats_ptr + token * (2 * sources + 2)
-        peak, total = tl.load(at_stats), tl.load(at_stats + 1)
-        dots = tl.zeros([SOURCES], tl.float32)
-        for i in tl.range(sources):
-            v = tl.load(row_ptr + i * source_stride + at, mask=mask, other=0.0).to(tl.float32)
-            dots = tl.where(source == i, tl.sum(grad * v), dots)
-        logits = tl.load(at_stats + 2 + source, mask=source < sources, other=-float("inf"))
-        scales = tl.load(at_stats + 2 + sources + source, mask=source < sources, other=0.0)
-        weights = tl.exp(logits - peak) / total
-        # relative to the source of the highest logit: no cancellation where it takes all
-        dots -= tl.max(tl.where(logits == peak, dots, -float("inf")))
-        dlogits = weights * (dots - tl.sum(weights * dots)) * scales
-        for j in tl.range(sources):  # the last read first: it is still in cache
-            i = sources - 1 - j
-            logit = tl.load(at_stats + 2 + i)
-            scale = tl.load(at_stats + 2 + sources + i)
-            a = tl.exp(logit - peak) / total
-            dlogit = tl.sum(tl.where(source == i, dlogits, 0.0))
-            v = tl.load(row_ptr + i * source_stride + at, mask=mask, other=0.0).to(tl.float32)
-            # read again for each source, from L1: registers for it would spill
-            u = tl.load(query_ptr + at, mask=mask, other=0.0).to(tl.float32)
-            u = u * tl.load(weight_ptr + at, mask=mask, other=0.0).to(tl.float32)
-            dv = a * grad + dlogit * (u - v * (logit * scale / columns))
-            du += dlogit * v
-            drow_ptr = dvalues_ptr + (i * tokens.to(tl.int64) + token) * columns
-            tl.store(drow_ptr + at, dv.to(dvalues_ptr.dtype.element_ty), mask=mask)
-    tl.store(du_ptr + tl.program_id(0).to(tl.int64) * columns + at, du, mask=mask)
-
-
 def attn_res_mix(
-    values: torch.Tensor, query: torch.Tensor, norm_weight: torch.Tensor, eps: float = 1e-5
-) -> torch.Tensor:
-    """sum_i a_i v_i with a = softmax_i(query . (RMSNorm(v_i) * norm_weight)); differentiable.
+    sources: torch.Tensor | Sequence[torch.Tensor],
+    query: torch.Tensor,
+    norm_weight: torch.Tensor,
+    eps: float = 1e-5,
+    *,
+    delta: torch.Tensor | None = None,
+    out_weight: torch.Tensor | None = None,
+    out_eps: float | None = None,
+    return_mixed: bool = False,
+) -> Any:
+    """h = sum_i a_i v_i with a = softmax_i(query . (RMSNorm(v_i) * norm_weight)); differentiable.
 
-    values: [L, N, d], L sources (L >= 1) of N tokens of 1 <= d <= 8192 channels, fp32, bf16 or
-    fp16; query, norm_weight: [d], each fp32, bf16 or fp16, on the device of values. The result is
-    [N, d], contiguous, in the dtype of values. Strided sources and tokens are read in place.
+    sources: 1 to 17 tensors [..., d] of one shape, dtype (fp32, bf16, fp16) and device, or one
+    tensor [L, ..., d]; 1 <= d <= 8192. Sources whose rows lie at the distance that those of the
+    first have are read in place, others are copied. query, norm_weight: [d], fp32, bf16 or fp16.
+
+    delta, like the last source: the last source is last + delta, rounded to their dtype, which is
+    a result as well. out_weight, [d]: the result is RMSNorm(h) * out_weight with out_eps (None:
+    eps). All of that is one kernel in each direction. Results are contiguous, in the dtype of the
+    sources: the mix (normed if out_weight is given); with delta or return_mixed a tuple of it,
+    then last + delta, then h before the norm, as asked for.
+
     KernelArgumentError names the argument that does not fit.
     """
-    checks.float_tensor("values", values)
-    if values.dim() != 3 or values.shape[0] == 0 or not 0 < values.shape[2] <= WIDEST:
-        raise checks.KernelArgumentError(
-            f"argument 'values': shape {tuple(values.shape)}; it must be [L, N, d] "
-            f"with L >= 1 and 1 <= d <= {WIDEST}"
-        )
-    _check_vector("query", query, values)
-    _check_vector("norm_weight", norm_weight, values)
-    return _attn_res_op(values, query, norm_weight, checks.positive("eps", eps))[0]
+    given = _check_sources(sources)
+    stacked = isinstance(sources, torch.Tensor)
+    if stacked and delta is not None:
+        given, stacked = check_list("sources", list(given[0]), LONGEST), False
+    last = given[0][-1] if stacked else given[-1]
+    checks.vector("query", query, "sources", last)
+    checks.vector("norm_weight", norm_weight, "sources", last)
+    if delta is not None:
+        checks.like("delta", delta, "sources[-1]", last)
+    if out_weight is not None:
+        checks.vector("out_weight", out_weight, "sources", last)
+    eps = checks.positive("eps", eps)
+    out_eps = eps if out_eps is None else checks.positive("out_eps", out_eps)
+    inputs = (*given, query, norm_weight, delta, out_weight)
+    trained = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
+    keep = out_weight is not None and (return_mixed or trained)
+    out, total, mixed, _ = _mix_op(
+        given, query, norm_weight, delta, out_weight, eps, out_eps, stacked, keep
+    )
+    return results(out, total, mixed if keep else out, delta is not None, return_mixed)
 
 
 def attn_res_mix_reference(
-    values: torch.Tensor, query: torch.Tensor, norm_weight: torch.Tensor, eps: float = 1e-5
-) -> torch.Tensor:
+    sources: torch.Tensor | Sequence[torch.Tensor],
+    query: torch.Tensor,
+    norm_weight: torch.Tensor,
+    eps: float = 1e-5,
+    *,
+    delta: torch.Tensor | None = None,
+    out_weight: torch.Tensor | None = None,
+    out_eps: float | None = None,
+    return_mixed: bool = False,
+) -> Any:
     """`attn_res_mix` in plain torch, in the dtype of its arguments."""
+    parts = list(sources)
+    if delta is not None:
+        parts[-1] = parts[-1] + delta
+    values = torch.stack(parts)
     scale = torch.rsqrt(values.square().mean(-1, keepdim=True) + eps)
     logits = (values * scale * norm_weight * query).sum(-1, keepdim=True)
-    return (torch.softmax(logits, 0) * values).sum(0)
+    mixed = out = (torch.softmax(logits, 0) * values).sum(0)
+    if out_weight is not None:
+        norm = mixed.square().mean(-1, keepdim=True) + (eps if out_eps is None else out_eps)
+        out = mixed * torch.rsqrt(norm) * out_weight
+    return results(out, parts[-1], mixed, delta is not None, return_mixed)
 
 
-def _check_vector(name: str, value: object, values: torch.Tensor) -> None:
-    tensor = checks.float_tensor(name, value)
-    if tensor.shape != values.shape[2:]:
-        raise checks.KernelArgumentError(
-            f"argument '{name}': shape {tuple(tensor.shape)}; 'values' of shape "
-            f"{tuple(values.shape)} needs {tuple(values.shape[2:])}"
+def results(
+    out: torch.Tensor, total: torch.Tensor, mixed: torch.Tensor, added: bool, return_mixed: bool
+) -> Any:
+    """The results asked for: one tensor, or a tuple of several."""
+    chosen = (out, *([total] if added else ()), *([mixed] if return_mixed else ()))
+    return chosen if len(chosen) > 1 else out
+
+
+def _check_sources(sources: object) -> list[torch.Tensor]:
+    """The sources as a list; one stacked tensor is a list of one."""
+    if isinstance(sources, torch.Tensor):
+        checks.float_tensor("sources", sources)
+        if sources.dim() < 2 or sources.shape[0] == 0 or not 0 < sources.shape[-1] <= WIDEST:
+            raise KernelArgumentError(
+                f"argument 'sources': shape {tuple(sources.shape)}; it must be [L, ..., d] "
+                f"with L >= 1 and 1 <= d <= {WIDEST}"
+            )
+        return [sources]
+    return check_list("sources", sources, LONGEST)
+
+
+def check_list(name: str, sources: object, longest: int) -> list[torch.Tensor]:
+    """`sources` as a list of tensors [..., d] of one shape, dtype and device."""
+    if not isinstance(sources, list | tuple) or not 1 <= len(sources) <= longest:
+        found = len(sources) if isinstance(sources, list | tuple) else type(sources).__name__
+        raise KernelArgumentError(
+            f"argument '{name}': expected 1 to {longest} tensors in a list, or one tensor "
+            f"[L, ..., d] (any L: torch.stack makes it), got {found}"
         )
-    if tensor.device != values.device:
-        raise checks.KernelArgumentError(
-            f"argument '{name}': device {tensor.device} differs from that of 'values', "
-            f"{values.device}"
+    first = checks.float_tensor(f"{name}[0]", sources[0])
+    if not 0 < first.shape[-1] <= WIDEST:
+        raise KernelArgumentError(
+            f"argument '{name}[0]': shape {tuple(first.shape)}; it must be [..., d] "
+            f"with 1 <= d <= {WIDEST}"
         )
+    for i, source in enumerate(sources):
+        checks.like(f"{name}[{i}]", source, f"{name}[0]", first)
+    return list(sources)
 
 
-def _dense(x: torch.Tensor) -> torch.Tensor:
-    """x with contiguous rows: itself where its strides allow it."""
-    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+@dataclass(frozen=True)
+class Bank:
+    """All sources but the last, as the kernels take them, and the last."""
+
+    pointers: tuple[torch.Tensor, ...]  # padded to one of a few lengths, or one stacked tensor
+    last: torch.Tensor  # [tokens, d]
+    count: int
+    source_stride: int
+    token_stride: int
+
+    @staticmethod
+    def of(sources: Sequence[torch.Tensor], stacked: bool) -> Bank:
+        """Sources as checked; where their strides do not fit, copies."""
+        if stacked:
+            values = sources[0].reshape(sources[0].shape[0], -1, sources[0].shape[-1])
+            if values.stride(2) != 1 and values.shape[2] != 1:
+                values = values.contiguous()
+            count = values.shape[0] - 1
+            return Bank((values[0],), values[count], count, values.stride(0), values.stride(1))
+        *bank, last = map(rows_of, sources)
+        pointers, token_stride = table(bank) if bank else ((last,), last.stride(0))
+        return Bank(pointers, last, len(bank), 0, token_stride)
 
 
-def _tile(columns: int) -> tuple[int, int]:
-    """(BLOCK, num_warps) for rows of so many columns."""
-    block = triton.next_power_of_2(columns)
-    return block, max(1, block // 1024)
+def table(bank: list[torch.Tensor]) -> tuple[tuple[torch.Tensor, ...], int]:
+    """4, 8 or 16 matrices whose rows lie at one distance, and that distance."""
+    stride = bank[0].stride(0)
+    if any(x.stride(0) != stride for x in bank):
+        bank = [x.contiguous() for x in bank]
+        stride = bank[0].stride(0)
+    length = max(4, triton.next_power_of_2(len(bank)))
+    return (*bank, *[bank[0]] * (length - len(bank))), stride
+
+
+def shape_of_program(values: torch.Tensor, light: bool) -> dict[str, int]:
+    """Launch options for programs that hold rows of `values`.
+
+    A thread holds 32 elements of a row in 128 registers, so that two of the largest programs fit an
+    SM, or 16 where that spills: in fp32, and where little else is `light`.
+    """
+    block = triton.next_power_of_2(values.shape[-1])
+    if light and values.dtype != torch.float32:
+        return {"BLOCK": block, "num_warps": max(1, block // 1024), "maxnreg": 128}
+    return {"BLOCK": block, "num_warps": max(1, block // 512)}
 
 
 @torch.library.custom_op("minitriton::attn_res", mutates_args=())
-def _attn_res_op(
-    values: torch.Tensor, query: torch.Tensor, norm_weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    out, stats = _empty_outputs(values)
-    if out.numel() > 0:
-        v = _dense(values)
-        block, warps = _tile(v.shape[2])
-        _forward_kernel[(v.shape[1],)](
-            v, query.contiguous(), norm_weight.contiguous(), out, stats, v.stride(0), v.stride(1),
-            v.shape[0], v.shape[2], eps, BLOCK=block, num_warps=warps,
-        )  # fmt: skip
-    return out, stats
+def _mix_op(
+    sources: Sequence[torch.Tensor], query: torch.Tensor, norm_weight: torch.Tensor,
+    delta: torch.Tensor | None, out_weight: torch.Tensor | None, eps: float, out_eps: float,
+    stacked: bool, keep: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    out, total, mixed, stats = _empty_outputs(sources, delta is not None, stacked, keep)
+    if out.numel() == 0:
+        return out, total, mixed, stats
+    bank = Bank.of(sources, stacked)
+    more = bank.last if delta is None else rows_of(delta)
+    tokens, columns = bank.last.shape
+    forward_kernel[(tokens,)](
+        bank.pointers, bank.last, more, query.contiguous(), norm_weight.contiguous(),
+        query if out_weight is None else out_weight.contiguous(), out, total, mixed, stats,
+        bank.source_stride, bank.token_stride, bank.last.stride(0), more.stride(0), bank.count,
+        columns, eps, out_eps, ADD=delta is not None, NORM=out_weight is not None, MIXED=keep, **shape_of_program(out, True),
+    )  # fmt: skip
+    return out, total, mixed, stats
+
+
+def _empty_outputs(
+    sources: Sequence[torch.Tensor], added: bool, stacked: bool, keep: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Room for the result, last + delta, h, and the statistics; empty where not asked for.
+
+    Statistics of a token: peak and sum of its softmax, L logits, L r_i; the last source is last.
+    """
+    shape = sources[0].shape[stacked:]
+    count = sources[0].shape[0] if stacked else len(sources)
+    out = sources[0].new_empty(shape)
+    total, mixed = (out.new_empty(shape if present else 0) for present in (added, keep))
+    stats = out.new_empty(shape[:-1].numel(), 2 * count + 2, dtype=torch.float32)
+    return out, total, mixed, stats
 
 
 @torch.library.custom_op("minitriton::attn_res_backward", mutates_args=())
-def _attn_res_backward_op(
-    grad: torch.Tensor, values: torch.Tensor, query: torch.Tensor, norm_weight: torch.Tensor,
-    stats: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    dvalues, dquery, dweight = _empty_gradients(values, query, norm_weight)
-    if dvalues.numel() == 0:
-        return dvalues, dquery.zero_(), dweight.zero_()
-    dy, v = _dense(grad), _dense(values)
-    sources, tokens, columns = v.shape
-    block, warps = _tile(columns)
-    programs = min(tokens, max(1, PARTIALS // block))
-    partial = torch.empty(programs, columns, dtype=torch.float32, device=v.device)
-    _backward_kernel[(programs,)](
-        dy, v, query.contiguous(), norm_weight.contiguous(), stats, dvalues, partial, dy.stride(0),
-        v.stride(0), v.stride(1), sources, tokens, columns,
-        SOURCES=max(32, triton.next_power_of_2(sources)), BLOCK=block, num_warps=warps,
+def _mix_backward_op(
+    grad: torch.Tensor, grad_sum: torch.Tensor | None, grad_mixed: torch.Tensor | None,
+    sources: Sequence[torch.Tensor], query: torch.Tensor, norm_weight: torch.Tensor,
+    out_weight: torch.Tensor | None, mixed: torch.Tensor, stats: torch.Tensor, out_eps: float,
+    stacked: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    made = _empty_gradients(sources, query, norm_weight, out_weight, stacked)
+    dsources, dquery, dweight, dout_weight = made
+    if dsources.numel() == 0:
+        return dsources, dquery.zero_(), dweight.zero_(), dout_weight.zero_()
+    bank = Bank.of(sources, stacked)
+    tokens, columns = bank.last.shape
+    light = grad_sum is None and grad_mixed is None and out_weight is None
+    options = shape_of_program(dsources, light)
+    programs = min(tokens, max(1, PARTIALS // options["BLOCK"]))
+    u = query.float() * norm_weight.float()
+    partial = u.new_empty(1 if out_weight is None else 2, programs, columns)
+    dy = rows_of(grad)
+    more, also = (dy if x is None else rows_of(x) for x in (grad_sum, grad_mixed))
+    backward_kernel[(programs,)](
+        dy, more, also, mixed, bank.pointers, bank.last, u,
+        u if out_weight is None else out_weight.contiguous(), stats, dsources, partial[0],
+        partial[-1], dy.stride(0), more.stride(0), also.stride(0), bank.source_stride,
+        bank.token_stride, bank.last.stride(0), bank.count, tokens, columns, out_eps,
+        SUM=grad_sum is not None, MIXED=grad_mixed is not None, NORM=out_weight is not None,
+        SOURCES=max(32, triton.next_power_of_2(bank.count + 1)), **options,
     )  # fmt: skip
-    du = partial.sum(0)
-    return dvalues, dquery.copy_(du * norm_weight), dweight.copy_(du * query)
-
-
-def _empty_outputs(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Uninitialised result and statistics; per token: peak and sum of softmax, L logits, L r_i."""
-    sources, tokens, columns = values.shape
-    out = torch.empty(tokens, columns, dtype=values.dtype, device=values.device)
-    return out, torch.empty(tokens, 2 * sources + 2, dtype=torch.float32, device=values.device)
+    sums = partial.sum(1)
+    if out_weight is not None:
+        dout_weight.copy_(sums[1])
+    return dsources, dquery.copy_(sums[0] * norm_weight), dweight.copy_(sums[0] * query), dout_weight
 
 
 def _empty_gradients(
-    values: torch.Tensor, query: torch.Tensor, norm_weight: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    dvalues = torch.empty(values.shape, dtype=values.dtype, device=values.device)
-    dquery = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-    return dvalues, dquery, torch.empty_like(dquery, dtype=norm_weight.dtype)
+    sources: Sequence[torch.Tensor], query: torch.Tensor, norm_weight: torch.Tensor,
+    out_weight: torch.Tensor | None, stacked: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Room for the gradients; those of the sources in one tensor [L, ..., d]."""
+    shape = sources[0].shape if stacked else (len(sources), *sources[0].shape)
+    dsources = sources[0].new_empty(shape)
+    dout_weight = query.new_empty(0) if out_weight is None else out_weight.new_empty(query.shape)
+    return dsources, query.new_empty(query.shape), norm_weight.new_empty(query.shape), dout_weight
 
 
-_attn_res_op.register_fake(lambda values, query, norm_weight, eps: _empty_outputs(values))
-_attn_res_backward_op.register_fake(
-    lambda grad, values, query, norm_weight, stats: _empty_gradients(values, query, norm_weight)
+_mix_op.register_fake(
+    lambda sources, query, norm_weight, delta, out_weight, eps, out_eps, stacked, keep: (
+        _empty_outputs(sources, delta is not None, stacked, keep)
+    )
 )
+_mix_backward_op.register_fake(
+    lambda grad, grad_sum, grad_mixed, sources, query, norm_weight, out_weight, mixed, stats,
+    out_eps, stacked: _empty_gradients(sources, query, norm_weight, out_weight, stacked)
+)  # fmt: skip
 
 
 def _save(ctx: Any, inputs: Any, output: Any) -> None:
-    ctx.save_for_backward(*inputs[:3], output[1])
-    ctx.mark_non_differentiable(output[1])
+    sources, query, norm_weight, delta, out_weight, _, ctx.out_eps, ctx.stacked, ctx.keep = inputs
+    _, total, mixed, stats = output
+    ctx.added = delta is not None
+    read = (*sources[:-1], total if ctx.added else sources[-1])
+    ctx.save_for_backward(*read, query, norm_weight, out_weight, mixed, stats)
+    ctx.mark_non_differentiable(stats)
+    ctx.set_materialize_grads(False)
 
 
-def _differentiate(ctx: Any, grad: torch.Tensor, _: Any) -> Any:
-    return *_attn_res_backward_op(grad, *ctx.saved_tensors), None
+def _differentiate(
+    ctx: Any, grad: Any, grad_sum: Any, grad_mixed: Any, _: Any
+) -> Any:
+    *sources, query, norm_weight, out_weight, mixed, stats = ctx.saved_tensors
+    if grad is None:
+        grad = torch.zeros_like(sources[-1])
+    dsources, dquery, dweight, dout_weight = _mix_backward_op(
+        grad, grad_sum if ctx.added else None, grad_mixed if ctx.keep else None, sources, query,
+        norm_weight, out_weight, mixed, stats, ctx.out_eps, ctx.stacked,
+    )  # fmt: skip
+    parts = [dsources] if ctx.stacked else list(dsources.unbind(0))
+    ddelta = parts[-1] if ctx.added else None
+    last = None if out_weight is None else dout_weight
+    return parts, dquery, dweight, ddelta, last, None, None, None, None
 
 
-_attn_res_op.register_autograd(_differentiate, setup_context=_save)
+_mix_op.register_autograd(_differentiate, setup_context=_save)

@@ -33,8 +33,19 @@ def float_tensor(name: str, value: object) -> torch.Tensor:
 
 def like(name: str, value: object, other_name: str, other: torch.Tensor) -> torch.Tensor:
     """`value` if it is a tensor of the shape, dtype and device of `other`."""
+    return _same(("shape", "dtype", "device"), name, value, other_name, other)
+
+
+def like_but_shape(name: str, value: object, other_name: str, other: torch.Tensor) -> torch.Tensor:
+    """`value` if it is a tensor of the dtype and device of `other`."""
+    return _same(("dtype", "device"), name, value, other_name, other)
+
+
+def _same(
+    properties: tuple[str, ...], name: str, value: object, other_name: str, other: torch.Tensor
+) -> torch.Tensor:
     tensor = float_tensor(name, value)
-    for what in ("shape", "dtype", "device"):
+    for what in properties:
         mine, wanted = getattr(tensor, what), getattr(other, what)
         if mine != wanted:
             shown = tuple(mine) if what == "shape" else mine
@@ -42,6 +53,46 @@ def like(name: str, value: object, other_name: str, other: torch.Tensor) -> torc
             raise KernelArgumentError(
                 f"argument '{name}': {what} {shown} differs from that of '{other_name}', {expected}"
             )
+    return tensor
+
+
+def integers(
+    name: str, value: object, shape: torch.Size | None, device: torch.device
+) -> torch.Tensor:
+    """`value` if it is an int64 or int32 tensor of rank >= 1, of this shape, on this device."""
+    if not isinstance(value, torch.Tensor) or value.dtype not in (torch.int64, torch.int32):
+        found = value.dtype if isinstance(value, torch.Tensor) else type(value).__name__
+        raise KernelArgumentError(
+            f"argument '{name}': must be a tensor of int64 or int32, got {found}"
+        )
+    if value.dim() == 0 or (shape is not None and value.shape != shape):
+        wanted = "at least one dimension" if shape is None else tuple(shape)
+        raise KernelArgumentError(
+            f"argument '{name}': shape {tuple(value.shape)}; it must have {wanted}"
+        )
+    if value.device != device:
+        raise KernelArgumentError(f"argument '{name}': device {value.device}; it must be {device}")
+    return value
+
+
+def row_vector(name: str, value: object, other_name: str, other: torch.Tensor) -> torch.Tensor:
+    """`value` if it is a vector for the rows of `other`, in fp32 or its dtype, on its device."""
+    tensor = float_tensor(name, value)
+    if tensor.shape != other.shape[-1:]:
+        raise KernelArgumentError(
+            f"argument '{name}': shape {tuple(tensor.shape)}; it must be {tuple(other.shape[-1:])},"
+            f" the last dimension of '{other_name}'"
+        )
+    if tensor.dtype not in (torch.float32, other.dtype):
+        raise KernelArgumentError(
+            f"argument '{name}': dtype {tensor.dtype}; it must be torch.float32 or that of "
+            f"'{other_name}', {other.dtype}"
+        )
+    if tensor.device != other.device:
+        raise KernelArgumentError(
+            f"argument '{name}': device {tensor.device} differs from that of '{other_name}', "
+            f"{other.device}"
+        )
     return tensor
 
 
@@ -54,3 +105,31 @@ def positive(name: str, value: object) -> float:
     ):
         raise KernelArgumentError(f"argument '{name}': must be a positive number, got {value!r}")
     return float(value)
+
+
+def vector(name: str, value: object, other_name: str, other: torch.Tensor) -> torch.Tensor:
+    """`value` if it is a float tensor [d] on the device of `other`, whose last dimension is d."""
+    tensor = float_tensor(name, value)
+    if tensor.shape != other.shape[-1:]:
+        raise KernelArgumentError(
+            f"argument '{name}': shape {tuple(tensor.shape)}; '{other_name}' of shape "
+            f"{tuple(other.shape)} needs {tuple(other.shape[-1:])}"
+        )
+    if tensor.device != other.device:
+        raise KernelArgumentError(
+            f"argument '{name}': device {tensor.device} differs from that of '{other_name}', "
+            f"{other.device}"
+        )
+    return tensor
+
+
+def no_gradient(instead: str, **tensors: object) -> None:
+    """Refuses tensors that autograd would follow into a function without a backward pass."""
+    for name, value in tensors.items():
+        parts = value if isinstance(value, list | tuple) else (value,)
+        wanted = any(isinstance(part, torch.Tensor) and part.requires_grad for part in parts)
+        if wanted and torch.is_grad_enabled():
+            raise KernelArgumentError(
+                f"argument '{name}': requires a gradient, but this function has no backward pass; "
+                f"{instead}"
+            )

@@ -94,16 +94,39 @@ def test_a_loop_that_stores_is_left_alone(kernel, names):
     assert any("may write memory" in text for text in remarks_of(module))
 
 
-def test_a_loaded_address_is_not_computed_ahead(kernel, names):
+def through_table(kernel, tile, **arguments):
+    """The kernel `tile` on a table of three pages, two tiles per page, and what it gives."""
     rng = np.random.default_rng(3)
     table = np.array([2, 0, 1], np.int32)
     a, b = (rng.standard_normal((3, 32, 32)).astype(np.float16) for _ in range(2))
-    kern = kernel(
-        tile_kernels.indirect, table="*i32", a="*fp16", b="*fp16", c="*fp32", n="i32", B=32
-    )
-    module = kern.check([table, a, b, np.zeros((32, 32), np.float32)], [3])
+    kern = kernel(tile, table="*i32", a="*fp16", b="*fp16", c="*fp32", n="i32", B=32, **arguments)
+    tensors = [table, a, b, np.zeros((32, 32), np.float32)]
+    return kern, kern.check(tensors, [3]), tensors
+
+
+@pytest.mark.parametrize("stages", [2, 3, 5])
+def test_an_address_behind_a_loaded_scalar_is_computed_ahead(kernel, names, stages):
+    kern, module, (table, a, b, c) = through_table(kernel, tile_kernels.indirect, num_stages=stages)
+    assert names(module).count("mt.async_copy") == 2 * stages
+    assert names(module).count("mt.load") == stages  # of the table, masked past the last page
+    assert all(len(op.operands) == 2 for op in walk(kernel_of(module)) if op.name == "mt.load")
+    (result,) = kern.run(module, [table, a, b, c], [3])[3:]
+    expected = sum(a[table[i]].astype(np.float32) @ b[i].astype(np.float32) for i in range(3))
+    np.testing.assert_allclose(result, expected, atol=1e-2)
+
+
+def test_an_address_behind_a_loaded_tile_is_not_computed_ahead(kernel, names):
+    _, module, _ = through_table(kernel, tile_kernels.gathered)
     assert names(module).count("mt.async_copy") == 3  # b only
     assert any("address or mask" in text for text in remarks_of(module))
+
+
+def test_a_tile_that_stays_the_same_is_copied_once(kernel, names):
+    kern, module, (table, a, b, c) = through_table(kernel, tile_kernels.fixed_operand)
+    assert names(module).count("mt.async_copy") == 1 + 3
+    (result,) = kern.run(module, [table, a, b, c], [3])[3:]
+    expected = a[0].astype(np.float32) @ b.astype(np.float32).sum(0)
+    np.testing.assert_allclose(result, expected, atol=1e-2)
 
 
 def test_narrow_rows_are_not_copied_asynchronously(kernel, names):

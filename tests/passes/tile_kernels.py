@@ -107,3 +107,24 @@ def indirect(table, a, b, c, n, B: tl.constexpr):
         y = tl.load(b + i * B * B + r[:, None] * B + r[None, :])
         acc = tl.dot(x, y, acc)
     tl.store(c + r[:, None] * B + r[None, :], acc)
+
+
+def gathered(table, a, b, c, n, B: tl.constexpr):
+    r = tl.arange(0, B)
+    acc = tl.zeros((B, B), tl.float32)
+    for i in range(n):
+        page = tl.load(table + i + 0 * r)
+        x = tl.load(a + page[:, None] * B * B + r[:, None] * B + r[None, :])
+        y = tl.load(b + i * B * B + r[:, None] * B + r[None, :])
+        acc = tl.dot(x, y, acc)
+    tl.store(c + r[:, None] * B + r[None, :], acc)
+
+
+def fixed_operand(table, a, b, c, n, B: tl.constexpr):
+    r = tl.arange(0, B)
+    acc = tl.zeros((B, B), tl.float32)
+    for i in range(n):
+        x = tl.load(a + r[:, None] * B + r[None, :])
+        y = tl.load(b + i * B * B + r[:, None] * B + r[None, :])
+        acc = tl.dot(x, y, acc)
+    tl.store(c + r[:, None] * B + r[None, :], acc)

@@ -1,0 +1,324 @@
+"""Backward kernels of flash attention: probabilities again from q, k and the saved lse.
+
+    delta = rowsum(out dout) - dlse       p = exp(s - lse)        ds = p (dout v^T - delta)
+    dv = p^T dout                         dk = scale ds^T q       dq = scale ds k
+
+With out' = out sigmoid(gate): dgate = dout' out' (1 - sigmoid(gate)), dout = dout' sigmoid(gate),
+and delta = rowsum(out' dout'). One kernel prepares delta (and dout, dgate); one owns tiles of keys
+and walks over queries for dk and dv; one owns tiles of queries and walks over keys for dq. No
+atomics: equal inputs give equal bits. Source: Dao, FlashAttention-2, arXiv 2307.08691, algorithm 2.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+import minitriton as triton
+import minitriton.language as tl
+from minitriton.kernels.attention_tiles import (
+    LOG2E,
+    UNSPECIALIZED,
+    Operands,
+    Plan,
+    alignment_of,
+    at_head,
+    kept,
+    load_tile,
+    locate,
+    store_tile,
+    strides_of,
+    tiles_of,
+    visible_keys,
+)
+
+PREPARED_ROWS = 32
+SHARED_PROGRAMS = 2048  # of the kernel that sums over heads: enough for any GPU
+_DO = ("do_batch", "do_token", "do_head")
+
+
+@triton.jit(do_not_specialize=("g_batch", "g_token", "g_head", "tokens", *_DO))
+def _prepare_kernel(
+    out_ptr, grad_ptr, dlse_ptr, gate_ptr, delta_ptr, dout_ptr, dgate_ptr, do_batch, do_token,
+    do_head, g_batch, g_token, g_head, tokens, heads, V: tl.constexpr, V_TILE: tl.constexpr,
+    ALIGN: tl.constexpr, GATED: tl.constexpr, REWRITTEN: tl.constexpr, HAS_DLSE: tl.constexpr,
+    ROWS: tl.constexpr,
+):  # fmt: skip
+    """delta [B, H, T]; dout in the inputs' dtype if REWRITTEN; dgate."""
+    first, head, batch = tl.program_id(0) * ROWS, tl.program_id(1), tl.program_id(2)
+    offset = (batch.to(tl.int64) * tokens * heads + head) * V
+    row = first + tl.arange(0, ROWS)
+    grad_ptr = at_head(grad_ptr, do_batch, do_token, do_head, batch, 0, head, ALIGN)
+    do_token = tl.multiple_of(do_token, ALIGN)
+    out = load_tile(out_ptr + offset, heads * V, first, tokens, ROWS, V, V_TILE, True)
+    grad = load_tile(grad_ptr, do_token, first, tokens, ROWS, V, V_TILE, True).to(tl.float32)
+    product = out.to(tl.float32) * grad
+    delta = tl.sum(product, 1)
+    plane = (batch * heads + head).to(tl.int64) * tokens + row
+    if HAS_DLSE:
+        delta -= tl.load(dlse_ptr + plane, mask=row < tokens, other=0.0)
+    tl.store(delta_ptr + plane, delta, mask=row < tokens)
+    if GATED:
+        gate_ptr = at_head(gate_ptr, g_batch, g_token, g_head, batch, 0, head, ALIGN)
+        g_token = tl.multiple_of(g_token, ALIGN)
+        gate = load_tile(gate_ptr, g_token, first, tokens, ROWS, V, V_TILE, True)
+        s = tl.sigmoid(gate.to(tl.float32))
+        grad = grad * s
+        dgate = product * (1 - s)
+        store_tile(dgate_ptr + offset, heads * V, first, tokens, dgate, ROWS, V, V_TILE)
+    if REWRITTEN:
+        store_tile(dout_ptr + offset, heads * V, first, tokens, grad, ROWS, V, V_TILE)
+
+
+@triton.jit
+def _load_lse(lse_ptr, first, queries, ROWS: tl.constexpr):
+    """lse in base 2; infinite, hence without probabilities, where a row has no keys."""
+    row = first + tl.arange(0, ROWS)
+    lse = tl.load(lse_ptr + row, mask=row < queries, other=float("inf"))
+    return tl.where(lse == -float("inf"), float("inf"), lse * LOG2E)
+
+
+@triton.jit
+def _over_queries(
+    dk1, dk2, dv, q_ptr, k_ptr, rest_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, q_token, k_token,
+    rest_token, v_token, do_token, low, high, first, queries, keys, scale, kept_scale, seed,
+    plane, threshold, C: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Takes queries low .. high into dk and dv; tiles are transposed: [keys, queries]. k and v are
+    loaded where they are used: the compiler copies them to shared memory once."""
+    column = first + tl.arange(0, C.BLOCK_N)[:, None]
+    for start in tl.range(low, high, C.BLOCK_M):
+        row = start + tl.arange(0, C.BLOCK_M)
+        k1 = load_tile(k_ptr, k_token, first, keys, C.BLOCK_N, C.HEAD, C.TILE, True)
+        q1 = load_tile(q_ptr, q_token, start, queries, C.BLOCK_M, C.HEAD, C.TILE, True)
+        scores = tl.dot(k1, tl.trans(q1), input_precision=C.PRECISION)
+        if C.REST > 0:
+            k2 = load_tile(
+                rest_ptr, rest_token, first, keys, C.BLOCK_N, C.QK - C.HEAD, C.REST, True
+            )
+            q2 = load_tile(
+                q_ptr + C.HEAD, q_token, start, queries, C.BLOCK_M, C.QK - C.HEAD, C.REST, True
+            )
+            scores = tl.dot(k2, tl.trans(q2), scores, input_precision=C.PRECISION)
+        lse = _load_lse(lse_ptr, start, queries, C.BLOCK_M)
+        p = tl.exp2(scores * scale - lse[None, :])
+        if MASKED:
+            p = tl.where(column <= (row + keys - queries)[None, :], p, 0.0)
+        do = load_tile(do_ptr, do_token, start, queries, C.BLOCK_M, C.V, C.V_TILE, True)
+        v = load_tile(v_ptr, v_token, first, keys, C.BLOCK_N, C.V, C.V_TILE, True)
+        dp = tl.dot(v, tl.trans(do), input_precision=C.PRECISION)
+        dropped = p
+        if C.DROPOUT:
+            keep = kept(seed, plane, start, first, threshold, C.BLOCK_M, C.BLOCK_N, True)
+            dropped = tl.where(keep, p, 0.0)
+            dp = tl.where(keep, dp * kept_scale, 0.0)
+        dv = tl.dot(dropped.to(do.dtype), do, dv, input_precision=C.PRECISION)
+        delta = tl.load(delta_ptr + row, mask=row < queries, other=0.0)
+        ds = (p * (dp - delta[None, :])).to(q1.dtype)
+        dk1 = tl.dot(ds, q1, dk1, input_precision=C.PRECISION)
+        if C.REST > 0:
+            dk2 = tl.dot(ds, q2, dk2, input_precision=C.PRECISION)
+    return dk1, dk2, dv
+
+
+@triton.jit(do_not_specialize=(*UNSPECIALIZED, *_DO, "group"))
+def _dkdv_kernel(
+    q_ptr, k_ptr, rest_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, drest_ptr, dv_ptr, cu_ptr,
+    seed_ptr, q_batch, q_token, q_head, k_batch, k_token, k_head, rest_batch, rest_token,
+    rest_head, v_batch, v_token, v_head, do_batch, do_token, do_head, tokens, keys, heads,
+    sequences, threshold: tl.uint32, scale, kept_scale, group, C: tl.constexpr,
+):  # fmt: skip
+    """dk, dv of BLOCK_N keys for `group` heads; what they share is summed over those heads."""
+    key_tokens, batches = keys, tl.num_programs(2)
+    batch, sequence, first, begin, queries, keys = locate(
+        tl.program_id(0), cu_ptr, sequences, tokens, keys, C.BLOCK_N, C.PACKED
+    )
+    if first >= keys:
+        return
+    q_token, k_token = tl.multiple_of(q_token, C.ALIGN), tl.multiple_of(k_token, C.ALIGN)
+    rest_token = tl.multiple_of(rest_token, C.ALIGN)
+    v_token, do_token = tl.multiple_of(v_token, C.ALIGN), tl.multiple_of(do_token, C.ALIGN)
+    shift = keys - queries
+    low, full = 0, 0
+    if C.CAUSAL:  # rows see these keys from `low` on, and all of them from `full` on
+        low = tl.maximum(0, first - shift) // C.BLOCK_M * C.BLOCK_M
+        full = tl.cdiv(tl.maximum(0, first + C.BLOCK_N - 1 - shift), C.BLOCK_M) * C.BLOCK_M
+        full = tl.minimum(full, tl.cdiv(queries, C.BLOCK_M) * C.BLOCK_M)
+    seed = tl.load(seed_ptr) if C.DROPOUT else 0
+    REST: tl.constexpr = C.REST if C.REST > 0 else 16
+    dk2 = tl.zeros([C.BLOCK_N, REST], tl.float32)
+    to = tl.cast(batch * key_tokens + begin, tl.int64)
+    for head in tl.range(tl.program_id(1) * group, tl.minimum(heads, (tl.program_id(1) + 1) * group)):
+        q = at_head(q_ptr, q_batch, q_token, q_head, batch, begin, head, C.ALIGN)
+        k = at_head(k_ptr, k_batch, k_token, k_head, batch, begin, head, C.ALIGN)
+        v = at_head(v_ptr, v_batch, v_token, v_head, batch, begin, head, C.ALIGN)
+        do = at_head(do_ptr, do_batch, do_token, do_head, batch, begin, head, C.ALIGN)
+        rest = at_head(rest_ptr, rest_batch, rest_token, rest_head, batch, begin, head, C.ALIGN)
+        at = (batch * heads + head).to(tl.int64) * tokens + begin
+        dk1 = tl.zeros([C.BLOCK_N, C.TILE], tl.float32)
+        dv = tl.zeros([C.BLOCK_N, C.V_TILE], tl.float32)
+        if not C.SHARED:
+            dk2 = tl.zeros([C.BLOCK_N, REST], tl.float32)
+        for unmasked in tl.static_range(0 if C.CAUSAL else 1, 2):
+            dk1, dk2, dv = _over_queries(
+                dk1, dk2, dv, q, k, rest, v, do, lse_ptr + at, delta_ptr + at, q_token, k_token,
+                rest_token, v_token, do_token, full if unmasked else low,
+                queries if unmasked else full, first, queries, keys, scale, kept_scale, seed,
+                sequence * heads + head, threshold, C, unmasked == 0,
+            )  # fmt: skip
+        C_K: tl.constexpr = C.HEAD if C.SHARED else C.QK
+        dk = dk_ptr + (to * heads + head) * C_K
+        store_tile(dk, heads * C_K, first, keys, dk1 * (scale / LOG2E), C.BLOCK_N, C.HEAD, C.TILE)
+        if C.REST > 0 and not C.SHARED:
+            store_tile(
+                dk + C.HEAD, heads * C_K, first, keys, dk2 * (scale / LOG2E), C.BLOCK_N,
+                C.QK - C.HEAD, REST,
+            )  # fmt: skip
+        dv_at = dv_ptr + (to * heads + head) * C.V
+        store_tile(dv_at, heads * C.V, first, keys, dv * kept_scale, C.BLOCK_N, C.V, C.V_TILE)
+    if C.SHARED:
+        to += tl.program_id(1).to(tl.int64) * batches * key_tokens
+        width: tl.constexpr = C.QK - C.HEAD
+        store_tile(drest_ptr + to * width, width, first, keys, dk2 * (scale / LOG2E), C.BLOCK_N, width, REST)
+
+
+@triton.jit
+def _over_keys(
+    dq1, dq2, lse, delta, q_ptr, k_ptr, rest_ptr, v_ptr, do_ptr, q_token, k_token, rest_token,
+    v_token, do_token, low, high, first, queries, keys, scale, kept_scale, seed, plane, threshold,
+    C: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Takes keys low .. high into dq."""
+    row = first + tl.arange(0, C.BLOCK_M)[:, None]
+    for start in tl.range(low, high, C.BLOCK_N):
+        q1 = load_tile(q_ptr, q_token, first, queries, C.BLOCK_M, C.HEAD, C.TILE, True)
+        k1 = load_tile(k_ptr, k_token, start, keys, C.BLOCK_N, C.HEAD, C.TILE, MASKED)
+        scores = tl.dot(q1, tl.trans(k1), input_precision=C.PRECISION)
+        if C.REST > 0:
+            q2 = load_tile(
+                q_ptr + C.HEAD, q_token, first, queries, C.BLOCK_M, C.QK - C.HEAD, C.REST, True
+            )
+            k2 = load_tile(
+                rest_ptr, rest_token, start, keys, C.BLOCK_N, C.QK - C.HEAD, C.REST, MASKED
+            )
+            scores = tl.dot(q2, tl.trans(k2), scores, input_precision=C.PRECISION)
+        p = tl.exp2(scores * scale - lse[:, None])
+        if MASKED:
+            column = start + tl.arange(0, C.BLOCK_N)[None, :]
+            seen = (column < keys) & (row >= 0)
+            if C.CAUSAL:
+                seen = seen & (column <= row + keys - queries)
+            p = tl.where(seen, p, 0.0)
+        v = load_tile(v_ptr, v_token, start, keys, C.BLOCK_N, C.V, C.V_TILE, MASKED)
+        do = load_tile(do_ptr, do_token, first, queries, C.BLOCK_M, C.V, C.V_TILE, True)
+        dp = tl.dot(do, tl.trans(v), input_precision=C.PRECISION)
+        if C.DROPOUT:
+            keep = kept(seed, plane, first, start, threshold, C.BLOCK_M, C.BLOCK_N, False)
+            dp = tl.where(keep, dp * kept_scale, 0.0)
+        ds = (p * (dp - delta[:, None])).to(k1.dtype)
+        dq1 = tl.dot(ds, k1, dq1, input_precision=C.PRECISION)
+        if C.REST > 0:
+            dq2 = tl.dot(ds, k2, dq2, input_precision=C.PRECISION)
+    return dq1, dq2
+
+
+@triton.jit(do_not_specialize=(*UNSPECIALIZED, *_DO))
+def _dq_kernel(
+    q_ptr, k_ptr, rest_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, cu_ptr, seed_ptr, q_batch,
+    q_token, q_head, k_batch, k_token, k_head, rest_batch, rest_token, rest_head, v_batch,
+    v_token, v_head, do_batch, do_token, do_head, tokens, keys, heads, sequences,
+    threshold: tl.uint32, scale, kept_scale, C: tl.constexpr,
+):  # fmt: skip
+    """dq of BLOCK_M queries of one head."""
+    tile, head = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1)
+    batch, sequence, first, begin, queries, keys = locate(
+        tile, cu_ptr, sequences, tokens, keys, C.BLOCK_M, C.PACKED
+    )
+    if first >= queries:
+        return
+    q_ptr = at_head(q_ptr, q_batch, q_token, q_head, batch, begin, head, C.ALIGN)
+    k_ptr = at_head(k_ptr, k_batch, k_token, k_head, batch, begin, head, C.ALIGN)
+    rest_ptr = at_head(rest_ptr, rest_batch, rest_token, rest_head, batch, begin, head, C.ALIGN)
+    v_ptr = at_head(v_ptr, v_batch, v_token, v_head, batch, begin, head, C.ALIGN)
+    do_ptr = at_head(do_ptr, do_batch, do_token, do_head, batch, begin, head, C.ALIGN)
+    q_token, k_token = tl.multiple_of(q_token, C.ALIGN), tl.multiple_of(k_token, C.ALIGN)
+    rest_token = tl.multiple_of(rest_token, C.ALIGN)
+    v_token, do_token = tl.multiple_of(v_token, C.ALIGN), tl.multiple_of(do_token, C.ALIGN)
+    at = (batch * heads + head).to(tl.int64) * tokens + begin
+    lse = _load_lse(lse_ptr + at, first, queries, C.BLOCK_M)
+    row = first + tl.arange(0, C.BLOCK_M)
+    delta = tl.load(delta_ptr + at + row, mask=row < queries, other=0.0)
+    dq1 = tl.zeros([C.BLOCK_M, C.TILE], tl.float32)
+    dq2 = tl.zeros([C.BLOCK_M, C.REST if C.REST > 0 else 16], tl.float32)
+    full, end = visible_keys(first, queries, keys, C)
+    seed = tl.load(seed_ptr) if C.DROPOUT else 0
+    for masked in tl.static_range(2):
+        dq1, dq2 = _over_keys(
+            dq1, dq2, lse, delta, q_ptr, k_ptr, rest_ptr, v_ptr, do_ptr, q_token, k_token,
+            rest_token, v_token, do_token, full if masked else 0, end if masked else full, first,
+            queries, keys, scale, kept_scale, seed, sequence * heads + head, threshold, C,
+            masked == 1,
+        )  # fmt: skip
+    dq_ptr += (tl.cast(batch * tokens + begin, tl.int64) * heads + head) * C.QK
+    dq1, dq2, stride = dq1 * (scale / LOG2E), dq2 * (scale / LOG2E), heads * C.QK
+    store_tile(dq_ptr, stride, first, queries, dq1, C.BLOCK_M, C.HEAD, C.TILE)
+    if C.REST > 0:
+        dq_ptr += C.HEAD
+        store_tile(dq_ptr, stride, first, queries, dq2, C.BLOCK_M, C.QK - C.HEAD, C.REST)
+
+
+def prepare(
+    call: Operands, plan: Plan, out: torch.Tensor, grad: torch.Tensor, dlse: torch.Tensor | None,
+    dgate: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """(delta [B, H, T], gradient of the ungated output in q's dtype); fills dgate."""
+    batch, tokens, heads, width = out.shape
+    delta = torch.empty(batch, heads, tokens, dtype=torch.float32, device=out.device)
+    rewritten = plan.GATED or grad.dtype != call.q.dtype
+    dout = torch.empty(out.shape, dtype=call.q.dtype, device=out.device) if rewritten else grad
+    gate = grad if call.gate is None else call.gate
+    _prepare_kernel[triton.cdiv(tokens, PREPARED_ROWS), heads, batch](
+        out, grad, delta if dlse is None else dlse, gate, delta, dout, dgate, *strides_of(grad),
+        *strides_of(gate), tokens, heads, V=width, V_TILE=plan.V_TILE,
+        ALIGN=alignment_of([grad, gate]), GATED=plan.GATED, REWRITTEN=rewritten,
+        HAS_DLSE=dlse is not None, ROWS=PREPARED_ROWS,
+    )  # fmt: skip
+    return delta, dout
+
+
+def backward(
+    call: Operands, plan: Plan, dout: torch.Tensor, lse: torch.Tensor, delta: torch.Tensor,
+    dq: torch.Tensor, dk: torch.Tensor, drest: torch.Tensor, dv: torch.Tensor,
+) -> None:  # fmt: skip
+    """Fills dq, dk, dv, contiguous; drest [B, T, R], what the heads share, if plan.SHARED."""
+    block_m, block_n, warps, stages = _tile(plan, call.q.element_size())
+    align = min(plan.ALIGN, alignment_of([dout]))
+    plan = dataclasses.replace(plan, BLOCK_M=block_m, BLOCK_N=block_n, ALIGN=align)
+    batch, tokens, heads, _ = call.q.shape
+    key_tiles = tiles_of(call.k.shape[1], block_n, call.cu_seqlens)
+    groups = min(heads, triton.cdiv(SHARED_PROGRAMS, key_tiles * batch)) if plan.SHARED else heads
+    group = triton.cdiv(heads, groups)
+    partial = drest
+    if plan.SHARED:
+        shape = (triton.cdiv(heads, group), *drest.shape)
+        partial = torch.empty(shape, dtype=torch.float32, device=dq.device)
+    strides = (*call.strides(), *strides_of(dout))
+    _dkdv_kernel[key_tiles, triton.cdiv(heads, group), batch](
+        call.q, call.k, call.rest, call.v, dout, lse, delta, dk, partial, dv, *call.lists(),
+        *strides, *call.numbers(), group, C=plan, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    _dq_kernel[tiles_of(tokens, block_m, call.cu_seqlens), heads, batch](
+        call.q, call.k, call.rest, call.v, dout, lse, delta, dq, *call.lists(), *strides,
+        *call.numbers(), C=plan, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    if plan.SHARED:
+        drest.copy_(partial.sum(0))
+
+
+def _tile(plan: Plan, element_size: int) -> tuple[int, int, int, int]:
+    """(BLOCK_M, BLOCK_N, num_warps, num_stages) that spill nothing and fit in 163 KB."""
+    widest = max(plan.TILE + plan.REST, plan.V_TILE)
+    if element_size == 4:
+        return (32, 32, 4, 2)
+    return (64, 64, 4, 2) if widest <= 64 else (64, 64, 8, 2)

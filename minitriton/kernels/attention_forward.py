@@ -1,0 +1,141 @@
+"""Forward kernel of flash attention: online softmax in base 2 over tiles of keys.
+
+    s = scale q k^T,    p = exp(s - max),    out = (p v) / sum(p),    lse = max + log sum(p)
+
+A program owns BLOCK_M queries of one head. It walks over the keys that all of its queries see
+without masks, then over those at the diagonal and at the end. out may be multiplied by
+sigmoid(gate) on its way out. Source: Dao, FlashAttention-2, arXiv 2307.08691, algorithm 1.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+import minitriton as triton
+import minitriton.language as tl
+from minitriton.kernels.attention_tiles import (
+    LOG2E,
+    UNSPECIALIZED,
+    Operands,
+    Plan,
+    at_head,
+    kept,
+    load_tile,
+    locate,
+    store_tile,
+    strides_of,
+    tiles_of,
+    visible_keys,
+)
+
+
+@triton.jit
+def _walk(
+    acc, total, peak, q_ptr, k_ptr, rest_ptr, v_ptr, q_token, k_token, rest_token, v_token, low,
+    high, first, queries, keys, scale, seed, plane, threshold, C: tl.constexpr,
+    MASKED: tl.constexpr,
+):  # fmt: skip
+    """Takes keys low .. high into the running sums. q is loaded where it is used: the compiler
+    copies it to shared memory once, and registers stay free."""
+    row = first + tl.arange(0, C.BLOCK_M)[:, None]
+    for start in tl.range(low, high, C.BLOCK_N):
+        q1 = load_tile(q_ptr, q_token, first, queries, C.BLOCK_M, C.HEAD, C.TILE, True)
+        k1 = load_tile(k_ptr, k_token, start, keys, C.BLOCK_N, C.HEAD, C.TILE, MASKED)
+        scores = tl.dot(q1, tl.trans(k1), input_precision=C.PRECISION)
+        if C.REST > 0:
+            q2 = load_tile(
+                q_ptr + C.HEAD, q_token, first, queries, C.BLOCK_M, C.QK - C.HEAD, C.REST, True
+            )
+            k2 = load_tile(
+                rest_ptr, rest_token, start, keys, C.BLOCK_N, C.QK - C.HEAD, C.REST, MASKED
+            )
+            scores = tl.dot(q2, tl.trans(k2), scores, input_precision=C.PRECISION)
+        if MASKED:
+            column = start + tl.arange(0, C.BLOCK_N)[None, :]
+            seen = (column < keys) & (row >= 0)
+            if C.CAUSAL:
+                seen = seen & (column <= row + keys - queries)
+            scores = tl.where(seen, scores, -float("inf"))
+        higher = tl.maximum(peak, tl.max(scores, 1) * scale)
+        centre = higher
+        if MASKED:  # a row that has seen nothing yet
+            centre = tl.where(higher == -float("inf"), 0.0, higher)
+        p = tl.exp2(scores * scale - centre[:, None])
+        rescale = tl.exp2(peak - centre)
+        total = total * rescale + tl.sum(p, 1)
+        if C.DROPOUT:
+            keep = kept(seed, plane, first, start, threshold, C.BLOCK_M, C.BLOCK_N, False)
+            p = tl.where(keep, p, 0.0)
+        v = load_tile(v_ptr, v_token, start, keys, C.BLOCK_N, C.V, C.V_TILE, MASKED)
+        acc = tl.dot(p.to(v.dtype), v, acc * rescale[:, None], input_precision=C.PRECISION)
+        peak = higher
+    return acc, total, peak
+
+
+@triton.jit(do_not_specialize=(*UNSPECIALIZED, "g_batch", "g_token", "g_head"))
+def _forward_kernel(
+    q_ptr, k_ptr, rest_ptr, v_ptr, gate_ptr, out_ptr, lse_ptr, cu_ptr, seed_ptr, q_batch, q_token,
+    q_head, k_batch, k_token, k_head, rest_batch, rest_token, rest_head, v_batch, v_token, v_head,
+    g_batch, g_token, g_head, tokens, keys, heads, sequences, threshold: tl.uint32, scale, kept_scale,
+    C: tl.constexpr,
+):  # fmt: skip
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)  # with a causal mask the longest come first
+    head = tl.program_id(1)
+    batch, sequence, first, begin, queries, keys = locate(
+        tile, cu_ptr, sequences, tokens, keys, C.BLOCK_M, C.PACKED
+    )
+    if first >= queries:
+        return
+    q_ptr = at_head(q_ptr, q_batch, q_token, q_head, batch, begin, head, C.ALIGN)
+    k_ptr = at_head(k_ptr, k_batch, k_token, k_head, batch, begin, head, C.ALIGN)
+    rest_ptr = at_head(rest_ptr, rest_batch, rest_token, rest_head, batch, begin, head, C.ALIGN)
+    v_ptr = at_head(v_ptr, v_batch, v_token, v_head, batch, begin, head, C.ALIGN)
+    q_token = tl.multiple_of(q_token, C.ALIGN)
+    k_token = tl.multiple_of(k_token, C.ALIGN)
+    rest_token = tl.multiple_of(rest_token, C.ALIGN)
+    v_token = tl.multiple_of(v_token, C.ALIGN)
+    acc = tl.zeros([C.BLOCK_M, C.V_TILE], tl.float32)
+    total = tl.zeros([C.BLOCK_M], tl.float32)
+    peak = tl.full([C.BLOCK_M], -float("inf"), tl.float32)
+    full, end = visible_keys(first, queries, keys, C)
+    seed = tl.load(seed_ptr) if C.DROPOUT else 0
+    for masked in tl.static_range(2):
+        acc, total, peak = _walk(
+            acc, total, peak, q_ptr, k_ptr, rest_ptr, v_ptr, q_token, k_token, rest_token,
+            v_token, full if masked else 0, end if masked else full, first, queries, keys, scale,
+            seed, sequence * heads + head, threshold, C, masked == 1,
+        )  # fmt: skip
+    row = first + tl.arange(0, C.BLOCK_M)
+    to = lse_ptr + (batch * heads + head).to(tl.int64) * tokens + begin + row
+    tl.store(to, (peak + tl.log2(total)) / LOG2E, mask=row < queries)
+    out = acc * (kept_scale / tl.where(total == 0.0, 1.0, total))[:, None]
+    if C.GATED:
+        gate_ptr = at_head(gate_ptr, g_batch, g_token, g_head, batch, begin, head, C.ALIGN)
+        gate = load_tile(gate_ptr, g_token, first, queries, C.BLOCK_M, C.V, C.V_TILE, True)
+        out = out * tl.sigmoid(gate.to(tl.float32))
+    out_ptr += (tl.cast(batch * tokens + begin, tl.int64) * heads + head) * C.V
+    store_tile(out_ptr, heads * C.V, first, queries, out, C.BLOCK_M, C.V, C.V_TILE)
+
+
+def forward(call: Operands, plan: Plan, out: torch.Tensor, lse: torch.Tensor) -> None:
+    """Fills out [B, T, H, V], contiguous, and lse [B, H, T]."""
+    block_m, block_n, warps, stages = _tile(plan, call.q.element_size())
+    plan = dataclasses.replace(plan, BLOCK_M=block_m, BLOCK_N=block_n)
+    gate = call.q if call.gate is None else call.gate
+    grid = (tiles_of(call.q.shape[1], block_m, call.cu_seqlens), call.q.shape[2], call.q.shape[0])
+    _forward_kernel[grid](
+        call.q, call.k, call.rest, call.v, gate, out, lse, *call.lists(), *call.strides(),
+        *strides_of(gate), *call.numbers(), C=plan, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+
+
+def _tile(plan: Plan, element_size: int) -> tuple[int, int, int, int]:
+    """(BLOCK_M, BLOCK_N, num_warps, num_stages) that spill nothing and fit in 163 KB."""
+    widest = max(plan.TILE + plan.REST, plan.V_TILE)
+    if element_size == 4:
+        return (64, 32, 4, 2) if widest <= 64 else (64, 16, 4, 2) if widest <= 128 else (32, 16, 4, 2)
+    if widest <= 64:
+        return 128, 64, 4, 3
+    return (128, 64, 8, 2) if plan.V_TILE <= 128 else (64, 32, 8, 2)

@@ -1,0 +1,284 @@
+"""Pieces that the attention kernels share: rows of tensors, packed sequences, dropout, tile sizes.
+
+Dropout draws Philox 4x32-10 words. The key is the 64-bit seed; the counter is
+
+    c0 = 8 (row // 16) + row % 8      c2 = plane = (batch or sequence) * heads + head
+    c1 = 8 (column // 16) + column % 8      c3 = 0
+
+and entry (row, column) takes word 2 ((row // 8) % 2) + (column // 8) % 2 of the four. Rows and
+columns count within their sequence. An entry is kept where its word is >= round(2^32 dropout). The
+order makes one call serve four entries that one thread owns, in a tile and in its transpose.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+import minitriton as triton
+import minitriton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
+WORD = 2**32
+PRECISIONS = ("tf32", "tf32x3", "ieee")
+UNSPECIALIZED = (  # their values change no code
+    "q_batch", "q_token", "q_head", "k_batch", "k_token", "k_head", "rest_batch", "rest_token",
+    "rest_head", "v_batch", "v_token", "v_head", "tokens", "keys", "heads", "sequences",
+    "threshold",
+)  # fmt: skip
+
+
+@triton.jit
+def load_tile(
+    ptr, stride, first, limit, ROWS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+    MASKED: tl.constexpr,
+):  # fmt: skip
+    """Rows first .. first + ROWS of a matrix, zeros from column WIDTH and, if MASKED, row limit."""
+    row = tl.arange(0, ROWS)[:, None]
+    column = tl.arange(0, BLOCK)[None, :]
+    at = ptr + tl.to_tensor(first).to(tl.int64) * stride + (row * stride + column)
+    if WIDTH < BLOCK:
+        mask = (row < limit - first if MASKED else row >= 0) & (column < WIDTH)
+        tile = tl.load(at, mask=mask, other=0.0)
+    elif MASKED:
+        tile = tl.load(at, mask=(row < limit - first) & (column >= 0), other=0.0)
+    else:
+        tile = tl.load(at)
+    return tile
+
+
+@triton.jit
+def store_tile(
+    ptr, stride, first, limit, tile, ROWS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr
+):
+    row = tl.arange(0, ROWS)[:, None]
+    column = tl.arange(0, BLOCK)[None, :]
+    at = ptr + tl.to_tensor(first).to(tl.int64) * stride + (row * stride + column)
+    mask = (first + row < limit) & (column < WIDTH)
+    tl.store(at, tile.to(ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def locate(tile, cu_ptr, sequences, queries, keys, BLOCK: tl.constexpr, PACKED: tl.constexpr):
+    """What a program works on: its batch, its sequence, the first row of its tile there, the
+    sequence's first token, and how many queries and keys there are.
+
+    The tiles of packed sequence i have the numbers from cu[i] // BLOCK + i on, which leaves room
+    for all of them (and for one or none that stays empty): no table and no look from the host.
+    """
+    if PACKED:
+        low, high = 0, sequences
+        while high - low > 1:
+            middle = (low + high) // 2
+            at_or_before = tl.load(cu_ptr + middle) // BLOCK + middle <= tile
+            low = tl.where(at_or_before, middle, low)
+            high = tl.where(at_or_before, high, middle)
+        begin = tl.load(cu_ptr + low)
+        rows = tl.minimum(tl.load(cu_ptr + low + 1), queries) - begin
+        return 0, low, (tile - begin // BLOCK - low) * BLOCK, begin, rows, rows
+    else:
+        batch = tl.program_id(2)
+        return batch, batch, tile * BLOCK, 0, queries, keys
+
+
+@triton.jit
+def kept(
+    seed, plane, first_row, first_column, threshold, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    TRANSPOSED: tl.constexpr,
+):  # fmt: skip
+    """Which entries of a tile dropout keeps; [COLUMNS, ROWS] if TRANSPOSED."""
+    row = (first_row // 2 + tl.arange(0, ROWS // 2))[:, None]
+    column = (first_column // 2 + tl.arange(0, COLUMNS // 2))[None, :]
+    zero = tl.zeros([ROWS // 2, COLUMNS // 2], tl.int32)
+    w0, w1, w2, w3 = tl.philox(seed, zero + row, zero + column, zero + plane, zero)
+    limit = threshold.to(tl.uint32)
+    upper = tl.join((w0 >= limit).to(tl.int8), (w1 >= limit).to(tl.int8))
+    lower = tl.join((w2 >= limit).to(tl.int8), (w3 >= limit).to(tl.int8))
+    words = tl.join(upper, lower)
+    parts = tl.reshape(words, [ROWS // 16, 8, COLUMNS // 16, 8, 2, 2])
+    if TRANSPOSED:
+        tile = tl.reshape(tl.permute(parts, [2, 4, 3, 0, 5, 1]), [COLUMNS, ROWS])
+    else:
+        tile = tl.reshape(tl.permute(parts, [0, 5, 1, 2, 4, 3]), [ROWS, COLUMNS])
+    return tile != 0
+
+
+@triton.jit
+def at_head(ptr, batch_stride, token_stride, head_stride, batch, token, head, ALIGN: tl.constexpr):
+    """Where the rows of one head begin."""
+    batch_stride = tl.multiple_of(batch_stride, ALIGN)
+    head_stride = tl.multiple_of(head_stride, ALIGN)
+    offset = tl.to_tensor(batch).to(tl.int64) * batch_stride
+    offset += tl.to_tensor(token).to(tl.int64) * tl.multiple_of(token_stride, ALIGN)
+    return ptr + offset + tl.to_tensor(head).to(tl.int64) * head_stride
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the kernels are specialised for; one constexpr argument, C.
+
+    The channels of q and k fall into one or two power-of-two tiles: 192 = 128 + 64, 40 in 64.
+    """
+
+    QK: int  # channels of q and k
+    V: int  # channels of v
+    HEAD: int  # channels of the first tile
+    TILE: int  # its size
+    REST: int  # size of the tile of channels HEAD and up; 0: there are none
+    V_TILE: int
+    CAUSAL: bool
+    PACKED: bool
+    GATED: bool
+    SHARED: bool  # the channels of k from HEAD on belong to all heads
+    DROPOUT: bool
+    PRECISION: str
+    ALIGN: int  # divides all strides
+    BLOCK_M: int = 0
+    BLOCK_N: int = 0
+
+    def cache_text(self) -> str:
+        """The canonical text by which a constexpr enters a kernel's key."""
+        return self._text
+
+    @functools.cached_property
+    def _text(self) -> str:
+        return repr(self)
+
+
+def channel_tile(channels: int) -> int:
+    """The least tile that holds them and that a tensor core takes."""
+    return max(16, triton.next_power_of_2(channels))
+
+
+def channel_tiles(qk: int, v: int) -> dict[str, int]:
+    """The fields of a Plan that say how channels are tiled."""
+    whole = channel_tile(qk)
+    first = whole // 2
+    rest = channel_tile(qk - first) if qk < whole else 0
+    sizes = {"QK": qk, "V": v, "V_TILE": channel_tile(v)}
+    if first < 16 or rest in (0, first):
+        return {**sizes, "HEAD": qk, "TILE": whole, "REST": 0}
+    return {**sizes, "HEAD": first, "TILE": first, "REST": rest}
+
+
+@triton.jit
+def visible_keys(first, queries, keys, C: tl.constexpr):
+    """Keys before the first number are seen by all queries of a tile, none from the second on."""
+    full, end = keys, keys
+    if C.CAUSAL:  # the last query sees the last key
+        end = tl.maximum(0, tl.minimum(keys, first + C.BLOCK_M + keys - queries))
+        full = tl.maximum(0, tl.minimum(keys, first + 1 + keys - queries))
+    return full // C.BLOCK_N * C.BLOCK_N, end
+
+
+def strides_of(x: torch.Tensor) -> tuple[int, ...]:
+    """Strides of all dimensions but the last; 0 where there is but one element."""
+    return tuple(s if n > 1 else 0 for s, n in zip(x.stride()[:-1], x.shape[:-1], strict=True))
+
+
+def alignment_of(tensors: Sequence[torch.Tensor]) -> int:
+    """The largest power of two, at most 16, that divides all strides but the last ones."""
+    bits = 16
+    for tensor in tensors:
+        for stride in strides_of(tensor):
+            bits |= stride
+    return bits & -bits
+
+
+def dense(x: torch.Tensor) -> torch.Tensor:
+    """x with contiguous rows: itself where its strides allow it."""
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def threshold_of(dropout: float) -> int:
+    """Words below it drop their entry."""
+    return min(WORD - 1, round(dropout * WORD))
+
+
+@dataclass(frozen=True)
+class Operands:
+    """What all kernels read. q, k, v: [B, T, H, D] with dense rows, not empty; rest: the channels
+    of k from plan.HEAD on, seen as [B, T, H, ..], k itself where there are none."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    rest: torch.Tensor
+    v: torch.Tensor
+    gate: torch.Tensor | None
+    cu_seqlens: torch.Tensor | None
+    seed: torch.Tensor | None
+    scale: float
+    dropout: float
+
+    def plan(self, causal: bool, shared: bool, precision: str) -> Plan:
+        sizes = channel_tiles(self.q.shape[3], self.v.shape[3])
+        if shared:
+            head, rest = self.k.shape[3], self.rest.shape[3]
+            sizes.update(HEAD=head, TILE=channel_tile(head), REST=channel_tile(rest))
+        given = [x for x in (self.q, self.k, self.rest, self.v, self.gate) if x is not None]
+        return Plan(
+            **sizes, CAUSAL=causal, GATED=self.gate is not None,
+            PACKED=self.cu_seqlens is not None, SHARED=shared, DROPOUT=self.dropout > 0,
+            PRECISION=precision, ALIGN=alignment_of(given),
+        )  # fmt: skip
+
+    def lists(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """cu_seqlens and seed, with something in place of what is absent."""
+        cu = self.q if self.cu_seqlens is None else self.cu_seqlens
+        return cu, self.q if self.seed is None else self.seed
+
+    def strides(self) -> tuple[int, ...]:
+        tensors = (self.q, self.k, self.rest, self.v)
+        return tuple(stride for x in tensors for stride in strides_of(x))
+
+    def numbers(self) -> tuple[float, ...]:
+        """The kernels' parameters from `tokens` to `kept_scale`."""
+        sequences = 0 if self.cu_seqlens is None else self.cu_seqlens.shape[0] - 1
+        threshold = threshold_of(self.dropout)
+        return (
+            self.q.shape[1], self.k.shape[1], self.q.shape[2], sequences, threshold,
+            self.scale * LOG2E.value, 1 / (1 - self.dropout),
+        )  # fmt: skip
+
+
+def tiles_of(queries: int, block: int, cu_seqlens: torch.Tensor | None) -> int:
+    """Grid size along the rows; see `locate`."""
+    if cu_seqlens is None:
+        return triton.cdiv(queries, block)
+    return queries // block + cu_seqlens.shape[0] - 1
+
+
+def dropout_mask(
+    seed: int, shape: tuple[int, int, int, int], dropout: float, device: object = "cpu"
+) -> torch.Tensor:
+    """True where `attention` with this seed keeps a probability; [batch, heads, queries, keys].
+
+    Plain torch twin of the kernels' Philox; packed sequences take the place of the batch.
+    """
+    batch, heads, queries, keys = shape
+    row = torch.arange(queries, dtype=torch.int64)[:, None]
+    column = torch.arange(keys, dtype=torch.int64)[None, :]
+    plane = torch.arange(batch * heads, dtype=torch.int64)[:, None, None]
+    words = _philox(
+        seed, [8 * (row // 16) + row % 8, 8 * (column // 16) + column % 8, plane, plane * 0]
+    )
+    index = 2 * (row // 8 % 2) + column // 8 % 2
+    chosen = torch.gather(words, 0, index.expand(1, batch * heads, queries, keys))[0]
+    return (chosen >= threshold_of(dropout)).view(shape).to(device)
+
+
+def _philox(seed: int, counters: list[torch.Tensor]) -> torch.Tensor:
+    """Four words of Philox 4x32-10 per counter, stacked; int64 holding 32 bits."""
+    c0, c1, c2, c3 = torch.broadcast_tensors(*counters)
+    low, high = seed % WORD, seed // WORD % WORD
+    for _ in range(10):
+        first, second = c0 * 0xD2511F53, c2 * 0xCD9E8D57  # modulo 2^64, the sign bit included
+        c0, c1, c2, c3 = (
+            (second >> 32) % WORD ^ c1 ^ low, second % WORD,
+            (first >> 32) % WORD ^ c3 ^ high, first % WORD,
+        )  # fmt: skip
+        low, high = (low + 0x9E3779B9) % WORD, (high + 0xBB67AE85) % WORD
+    return torch.stack([c0, c1, c2, c3])

@@ -1,0 +1,212 @@
+"""Device code of the mix over depth: one program per token forward, one per set of tokens backward.
+
+A read has a bank of sources and a last source, which comes first in the softmax because it is at
+hand: it may be the sum `last + delta`, which is then written as well. While a source is reduced the
+row of the next one is on its way. Sources lie behind a tuple of pointers, of which a run-time index
+selects one (one specialisation serves every number of sources up to the length of the tuple), or
+behind one pointer at `source_stride` from each other.
+"""
+
+from __future__ import annotations
+
+import minitriton as triton
+import minitriton.language as tl
+
+SLACK: tl.constexpr = 16.0  # how far a logit may exceed the softmax's reference; e^16 fits fp32
+
+@triton.jit
+def pick(pointers, i):
+    """pointers[i] for an index known at run time; i may be a tile."""
+    chosen = pointers[0]
+    for j in tl.static_range(1, len(pointers)):
+        chosen = tl.where(i == j, pointers[j], chosen)
+    return chosen
+
+
+@triton.jit
+def _row(pointers, i, source_stride, token_offset):
+    return pick(pointers, i) + (i.to(tl.int64) * source_stride + token_offset)
+
+
+@triton.jit
+def _logit(v, u, columns, eps):
+    squares, dot = tl.sum(v * v), tl.sum(v * u)  # side by side: one exchange between warps
+    scale = tl.rsqrt(squares / columns + eps)
+    return dot * scale, scale
+
+
+@triton.jit
+def _last_source(last_row, delta_row, sum_row, at, mask, ADD: tl.constexpr):
+    last = tl.load(last_row + at, mask=mask, other=0.0)
+    if ADD:
+        delta = tl.load(delta_row + at, mask=mask, other=0.0).to(tl.float32)
+        last = (last.to(tl.float32) + delta).to(sum_row.dtype.element_ty)
+        tl.store(sum_row + at, last, mask=mask)
+    return last
+
+
+@triton.jit
+def _write_mix(
+    h, mixed_row, out_row, weight_ptr, at, mask, columns, eps, NORM: tl.constexpr,
+    MIXED: tl.constexpr,
+):  # fmt: skip
+    if MIXED:
+        tl.store(mixed_row + at, h.to(mixed_row.dtype.element_ty), mask=mask)
+    if NORM:
+        h = h * tl.rsqrt(tl.sum(h * h) / columns + eps)
+        h = h * tl.load(weight_ptr + at, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out_row + at, h.to(out_row.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["bank"])
+def forward_kernel(
+    bank_ptrs, last_ptr, delta_ptr, query_ptr, weight_ptr, out_weight_ptr, out_ptr, sum_ptr,
+    mixed_ptr, stats_ptr, source_stride, token_stride, last_stride, delta_stride, bank, columns,
+    eps, out_eps, ADD: tl.constexpr, NORM: tl.constexpr, MIXED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One token: mix, then RMS norm if NORM; MIXED: the mix before the norm is written too."""
+    token = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    mask = at < columns
+    out = token * columns
+    ahead = _last_source(
+        last_ptr + token * last_stride, delta_ptr + token * delta_stride, sum_ptr + out, at, mask,
+        ADD,
+    )  # fmt: skip
+    u = tl.load(query_ptr + at, mask=mask, other=0.0).to(tl.float32)
+    u = u * tl.load(weight_ptr + at, mask=mask, other=0.0).to(tl.float32)
+    stats_ptr += token * (2 * bank + 4)
+    peak = tl.full([], -float("inf"), tl.float32)
+    total = tl.full([], 0.0, tl.float32)
+    h = tl.zeros([BLOCK], tl.float32)
+    for j in tl.range(bank + 1):  # the last source, then the bank
+        row_ptr = _row(bank_ptrs, j, source_stride, token * token_stride)
+        v = ahead
+        ahead = tl.load(row_ptr + at, mask=mask & (j < bank), other=0.0)
+        v = v.to(tl.float32)
+        logit, scale = _logit(v, u, columns, eps)
+        i = tl.where(j == 0, bank, j - 1)
+        tl.store(stats_ptr + 2 + i, logit)
+        tl.store(stats_ptr + 3 + bank + i, scale)
+        if logit > peak + SLACK:  # seldom, unlike in the usual online softmax
+            keep = tl.exp(peak - logit)
+            total *= keep
+            h *= keep
+            peak = logit
+        add = tl.exp(logit - peak)
+        total += add
+        h += v * add
+    tl.store(stats_ptr, peak)
+    tl.store(stats_ptr + 1, total)
+    _write_mix(
+        h / total, mixed_ptr + out, out_ptr + out, out_weight_ptr, at, mask, columns, out_eps,
+        NORM, MIXED,
+    )  # fmt: skip
+
+
+@triton.jit
+def merge_kernel(
+    peak_ptr, total_ptr, acc_ptr, last_ptr, delta_ptr, query_ptr, weight_ptr, out_weight_ptr,
+    out_ptr, sum_ptr, mixed_ptr, acc_stride, last_stride, delta_stride, columns, eps, out_eps,
+    ADD: tl.constexpr, NORM: tl.constexpr, MIXED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """`forward_kernel` where the bank's share of the softmax is known from a first phase."""
+    token = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    mask = at < columns
+    out = token * columns
+    acc = tl.load(acc_ptr + token * acc_stride + at, mask=mask, other=0.0)
+    v = _last_source(
+        last_ptr + token * last_stride, delta_ptr + token * delta_stride, sum_ptr + out, at, mask,
+        ADD,
+    ).to(tl.float32)  # fmt: skip
+    u = tl.load(query_ptr + at, mask=mask, other=0.0).to(tl.float32)
+    u = u * tl.load(weight_ptr + at, mask=mask, other=0.0).to(tl.float32)
+    before, total = tl.load(peak_ptr + token), tl.load(total_ptr + token)
+    logit, _ = _logit(v, u, columns, eps)
+    peak = tl.maximum(before, logit)
+    keep, add = tl.exp(before - peak), tl.exp(logit - peak)
+    h = (acc.to(tl.float32) * keep + v * add) / (total * keep + add)
+    _write_mix(
+        h, mixed_ptr + out, out_ptr + out, out_weight_ptr, at, mask, columns, out_eps, NORM, MIXED
+    )
+
+
+@triton.jit
+def _norm_gradient(grad, mixed_row, weight_ptr, partial_ptr, again, at, mask, columns, eps):
+    """Gradient before the output norm; that of its weight is added to this program's own row."""
+    h = tl.load(mixed_row + at, mask=mask, other=0.0).to(tl.float32)
+    r = tl.rsqrt(tl.sum(h * h) / columns + eps)
+    h = h * r
+    dweight = tl.load(partial_ptr + at, mask=mask & again, other=0.0)
+    tl.store(partial_ptr + at, dweight + grad * h, mask=mask)
+    grad = grad * tl.load(weight_ptr + at, mask=mask, other=0.0).to(tl.float32)
+    return r * (grad - h * (tl.sum(grad * h) / columns))
+
+
+@triton.jit(do_not_specialize=["bank", "tokens"])
+def backward_kernel(
+    grad_ptr, grad_sum_ptr, grad_mixed_ptr, mixed_ptr, bank_ptrs, last_ptr, u_ptr, out_weight_ptr,
+    stats_ptr, dsources_ptr, du_ptr, dout_weight_ptr, grad_stride, grad_sum_stride,
+    grad_mixed_stride, source_stride, token_stride, last_stride, bank, tokens, columns, out_eps,
+    SUM: tl.constexpr, MIXED: tl.constexpr, NORM: tl.constexpr, SOURCES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Every num_programs-th token; SUM and MIXED: gradients of the sum and the mix come in too."""
+    at = tl.arange(0, BLOCK)
+    mask = at < columns
+    source = tl.arange(0, SOURCES)
+    sources = bank + 1
+    program = tl.program_id(0)
+    partial = program.to(tl.int64) * columns
+    du = tl.zeros([BLOCK], tl.float32)
+    for t in tl.range(program, tokens, tl.num_programs(0)):
+        token = t.to(tl.int64)
+        offset = token * token_stride
+        last = tl.load(last_ptr + token * last_stride + at, mask=mask, other=0.0)
+        grad = tl.load(grad_ptr + token * grad_stride + at, mask=mask, other=0.0).to(tl.float32)
+        if NORM:
+            grad = _norm_gradient(
+                grad, mixed_ptr + token * columns, out_weight_ptr, dout_weight_ptr + partial,
+                t != program, at, mask, columns, out_eps,
+            )  # fmt: skip
+        if MIXED:
+            more = tl.load(grad_mixed_ptr + token * grad_mixed_stride + at, mask=mask, other=0.0)
+            grad += more.to(tl.float32)
+        ahead = last
+        dots = tl.zeros([SOURCES], tl.float32)
+        for j in tl.range(sources):  # the last source, then the bank
+            row_ptr = _row(bank_ptrs, j, source_stride, offset)
+            v = ahead
+            ahead = tl.load(row_ptr + at, mask=mask & (j < bank), other=0.0)
+            i = tl.where(j == 0, bank, j - 1)
+            dots = tl.where(source == i, tl.sum(grad * v.to(tl.float32)), dots)
+        at_stats = stats_ptr + token * (2 * sources + 2)
+        peak, total = tl.load(at_stats), tl.load(at_stats + 1)
+        logits = tl.load(at_stats + 2 + source, mask=source < sources, other=-float("inf"))
+        scales = tl.load(at_stats + 2 + sources + source, mask=source < sources, other=0.0)
+        weights = tl.exp(logits - peak) / total
+        # relative to the source of the highest logit: no cancellation where it takes all
+        dots -= tl.max(tl.where(logits == tl.max(logits), dots, -float("inf")))
+        dlogits = weights * (dots - tl.sum(weights * dots)) * scales
+        decays = dlogits * logits * scales / columns
+        dsource_ptr = dsources_ptr + token * columns
+        for j in tl.range(sources):  # the bank backwards: what was read last is still in cache
+            is_last = j == bank
+            i = tl.where(is_last, bank, bank - 1 - j)
+            weight = tl.sum(tl.where(source == i, weights, 0.0))
+            dlogit = tl.sum(tl.where(source == i, dlogits, 0.0))
+            decay = tl.sum(tl.where(source == i, decays, 0.0))
+            row_ptr = _row(bank_ptrs, i, source_stride, offset)
+            row_ptr = tl.where(is_last, last_ptr + token * last_stride, row_ptr)
+            v = tl.load(row_ptr + at, mask=mask, other=0.0).to(tl.float32)
+            # read again for each source, from L1: registers for it would spill
+            u = tl.load(u_ptr + at, mask=mask, other=0.0)
+            dv = weight * grad + dlogit * u - decay * v
+            if SUM:
+                more_ptr = grad_sum_ptr + token * grad_sum_stride
+                dv += tl.load(more_ptr + at, mask=mask & is_last, other=0.0).to(tl.float32)
+            du += dlogit * v
+            to = dsource_ptr + i.to(tl.int64) * tokens * columns
+            tl.store(to + at, dv.to(dsources_ptr.dtype.element_ty), mask=mask)
+    tl.store(du_ptr + partial + at, du, mask=mask)

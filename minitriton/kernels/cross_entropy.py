@@ -1,0 +1,198 @@
+"""Mean cross-entropy of logits, forward and backward, without storing probabilities.
+
+    peak_i = max_j x_ij    l_i = log sum_j exp(x_ij - peak_i)
+    loss  = mean over rows that count of (peak_i - x_i,target) + l_i
+    dx_ij = (exp(x_ij - peak_i - l_i) - [j = target_i]) / rows that count
+
+A program owns one row, or several short ones, and reads it once (online maximum and sum); the
+backward pass computes the probabilities again from peak and l, which are kept apart because
+their sum would round away what large logits leave of l. All sums are fp32, in a fixed
+order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+import minitriton as triton
+import minitriton.language as tl
+from minitriton.kernels import checks
+from minitriton.kernels.checks import KernelArgumentError
+
+TILE = 4096  # elements that a program holds
+
+
+@triton.jit
+def _forward_kernel(
+    x_ptr, target_ptr, stats_ptr, loss_ptr, stride, rows, columns, ignored,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    x_ptrs = x_ptr + row.to(tl.int64)[:, None] * stride
+    target = tl.load(target_ptr + row, mask=row < rows, other=0).to(tl.int64)
+    peak = tl.full([ROWS], -float("inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    chosen = tl.zeros([ROWS], tl.float32)
+    for first in range(0, columns, BLOCK):
+        at = first + tl.arange(0, BLOCK)[None, :]
+        mask = (row[:, None] < rows) & (at < columns)
+        x = tl.load(x_ptrs + at, mask=mask, other=-float("inf")).to(tl.float32)
+        higher = tl.maximum(peak, tl.max(x, 1), propagate_nan=tl.PropagateNan.ALL)
+        centre = tl.where(higher == -float("inf"), 0.0, higher)
+        total = total * tl.exp(peak - centre) + tl.sum(tl.exp(x - centre[:, None]), 1)
+        chosen += tl.sum(tl.where(at == target[:, None], x, 0.0), 1)
+        peak = higher
+    log_total = tl.log(total)
+    # a target that is no class: a loss that nobody overlooks
+    chosen = tl.where((target >= 0) & (target < columns), chosen, float("nan"))
+    loss = tl.where(target == ignored, 0.0, (peak - chosen) + log_total)
+    tl.store(stats_ptr + row, peak, mask=row < rows)
+    tl.store(stats_ptr + rows + row, log_total, mask=row < rows)
+    tl.store(loss_ptr + row, loss, mask=row < rows)
+
+
+@triton.jit
+def _mean_kernel(loss_ptr, target_ptr, out_ptr, rows, ignored, BLOCK: tl.constexpr):
+    total = tl.zeros([BLOCK], tl.float32)
+    count = tl.zeros([BLOCK], tl.int32)
+    for first in range(0, rows, BLOCK):
+        row = first + tl.arange(0, BLOCK)
+        target = tl.load(target_ptr + row, mask=row < rows, other=0).to(tl.int64)
+        total += tl.load(loss_ptr + row, mask=row < rows, other=0.0)
+        count += ((target != ignored) & (row < rows)).to(tl.int32)
+    counted = tl.sum(count, 0).to(tl.float32)
+    tl.store(out_ptr, tl.sum(total, 0) / counted)
+    tl.store(out_ptr + 1, counted)
+
+
+@triton.jit
+def _backward_kernel(
+    grad_ptr, x_ptr, target_ptr, stats_ptr, mean_ptr, dx_ptr, stride, rows, columns, width, ignored,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    inside = row < rows
+    mask = inside[:, None] & (at < columns)
+    x = tl.load(x_ptr + row.to(tl.int64)[:, None] * stride + at, mask=mask, other=-float("inf"))
+    target = tl.load(target_ptr + row, mask=inside, other=0).to(tl.int64)
+    peak = tl.load(stats_ptr + row, mask=inside, other=0.0)[:, None]
+    log_total = tl.load(stats_ptr + rows + row, mask=inside, other=0.0)[:, None]
+    scale = tl.load(grad_ptr).to(tl.float32) / tl.load(mean_ptr + 1)
+    scale = tl.where(target == ignored, 0.0, scale)
+    hot = (at == target[:, None]).to(tl.float32)
+    dx = (tl.exp(x.to(tl.float32) - peak - log_total) - hot) * scale[:, None]
+    to = dx_ptr + row.to(tl.int64)[:, None] * width + at
+    tl.store(to, dx.to(dx_ptr.dtype.element_ty), mask=inside[:, None] & (at < width))
+
+
+def cross_entropy(
+    logits: torch.Tensor, targets: torch.Tensor, *, classes: int | None = None, ignore: int = -100
+) -> torch.Tensor:
+    """Mean over the rows whose target is not `ignore` of -log softmax(logits)[target]: fp32 scalar.
+
+    logits: [N, V], fp32, bf16 or fp16, differentiable; classes <= V: only so many columns take
+    part, the others may hold anything and get gradient 0. targets: [N], int64 or int32, on the
+    device of logits; a target that is neither a class nor `ignore` makes the loss NaN, and so does
+    a batch without any counted row, as in torch. KernelArgumentError names the argument that does
+    not fit.
+    """
+    checks.float_tensor("logits", logits)
+    if logits.dim() != 2 or logits.shape[1] == 0:
+        raise KernelArgumentError(
+            f"argument 'logits': shape {tuple(logits.shape)}; it must be [N, V] with V >= 1"
+        )
+    checks.integers("targets", targets, logits.shape[:1], logits.device)
+    classes = logits.shape[1] if classes is None else classes
+    if (
+        isinstance(classes, bool)
+        or not isinstance(classes, int)
+        or not 0 < classes <= logits.shape[1]
+    ):
+        raise KernelArgumentError(
+            f"argument 'classes': must be in 1 to {logits.shape[1]}, got {classes!r}"
+        )
+    return _op(logits, targets, classes, ignore)[0][0]
+
+
+def cross_entropy_reference(
+    logits: torch.Tensor, targets: torch.Tensor, *, classes: int | None = None, ignore: int = -100
+) -> torch.Tensor:
+    """`cross_entropy` in plain torch, in the dtype of logits."""
+    return torch.nn.functional.cross_entropy(
+        logits[:, :classes], targets.long(), ignore_index=ignore
+    )
+
+
+def _tile(columns: int) -> tuple[int, int]:
+    """(rows, columns) of a program's tile."""
+    block = min(TILE, max(16, triton.next_power_of_2(columns)))
+    return max(1, 1024 // block), block
+
+
+def _dense(x: torch.Tensor) -> torch.Tensor:
+    return x if x.stride(1) == 1 else x.contiguous()
+
+
+@torch.library.custom_op("minitriton::cross_entropy", mutates_args=())
+def _op(
+    logits: torch.Tensor, targets: torch.Tensor, classes: int, ignore: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean loss and counted rows as fp32 [2]; peak and l of every row as fp32 [2, N]."""
+    mean, stats = _outputs(logits)
+    x, t = _dense(logits), targets.contiguous()
+    rows, block = _tile(classes)
+    loss = torch.empty_like(stats[0])
+    if x.shape[0] > 0:
+        _forward_kernel[(triton.cdiv(x.shape[0], rows),)](
+            x, t, stats, loss, x.stride(0), x.shape[0], classes, ignore, ROWS=rows, BLOCK=block,
+            num_warps=4,
+        )  # fmt: skip
+    _mean_kernel[(1,)](loss, t, mean, x.shape[0], ignore, BLOCK=1024)
+    return mean, stats
+
+
+@torch.library.custom_op("minitriton::cross_entropy_backward", mutates_args=())
+def _backward_op(
+    grad: torch.Tensor, logits: torch.Tensor, targets: torch.Tensor, mean: torch.Tensor,
+    stats: torch.Tensor, classes: int, ignore: int,
+) -> torch.Tensor:  # fmt: skip
+    dx = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
+    x, t = _dense(logits), targets.contiguous()
+    rows, block = _tile(x.shape[1])
+    grid = (triton.cdiv(x.shape[0], rows), triton.cdiv(x.shape[1], block))
+    if x.shape[0] > 0:
+        _backward_kernel[grid](
+            grad, x, t, stats, mean, dx, x.stride(0), x.shape[0], classes, x.shape[1], ignore,
+            ROWS=rows, BLOCK=block, num_warps=4,
+        )  # fmt: skip
+    return dx
+
+
+def _outputs(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    mean = torch.empty(2, dtype=torch.float32, device=logits.device)
+    return mean, torch.empty(2, logits.shape[0], dtype=torch.float32, device=logits.device)
+
+
+_op.register_fake(lambda logits, targets, classes, ignore: _outputs(logits))
+_backward_op.register_fake(
+    lambda grad, logits, targets, mean, stats, classes, ignore: torch.empty(
+        logits.shape, dtype=logits.dtype, device=logits.device
+    )
+)
+
+
+def _save(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.save_for_backward(*inputs[:2], *output)
+    ctx.options = inputs[2:]
+    ctx.mark_non_differentiable(output[1])
+
+
+def _differentiate(ctx: Any, grad: torch.Tensor, _: Any) -> Any:
+    logits, targets, mean, stats = ctx.saved_tensors
+    return _backward_op(grad, logits, targets, mean, stats, *ctx.options), None, None, None
+
+
+_op.register_autograd(_differentiate, setup_context=_save)

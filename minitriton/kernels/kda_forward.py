@@ -1,0 +1,305 @@
+"""KDA over chunks of 64 tokens: `prepare` on all chunks at once, `scan` in order of the chunks.
+
+With G the cumulative log decay of a chunk and S the state before it (Kimi Linear, arXiv 2510.26692,
+equations 6 to 9; Kimi K3 technical report, equation 4):
+
+    q_in = scale q e^G    k_in = k e^G    k_out = k e^(G_last - G)    decay = e^(G_last)
+    M_rj = sum_d k_rd k_jd e^(G_rd - G_jd)  (j < r)     scores P: the same with scale q_r  (j <= r)
+    inverse T = (I + diag(beta) M)^-1
+    values V' = T diag(beta) (V - k_in S)    O = q_in S + P V'    S <- diag(decay) S + k_out^T V'
+
+Products take bf16 operands for bf16 and fp16 inputs, tf32x3 for fp32, and add in fp32; T is found in
+tf32 at least. The state stays in fp32.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+import minitriton as triton
+import minitriton.language as tl
+from minitriton.kernels import kda_tiles as tiles
+from minitriton.kernels.kda_chunks import CHUNK, Chunks
+
+VALUES = 32  # columns of V that a program of the scan holds
+
+
+class Options(NamedTuple):
+    """What `chunk_kda` was asked for, checked."""
+
+    scale: float
+    gate: int  # GATE of kda_tiles.log2_decay
+    floor: float  # of gate 1
+    qk_l2norm: bool
+    beta_sigmoid: bool
+    value_major: bool  # states are [N, H, V, K]
+
+    @property
+    def finest(self) -> int:
+        """The finest level of pairs: 16 where no token decays below e^-5 (kda_tiles), else 1."""
+        return 16 if self.gate == 1 and self.floor >= -5 else 1
+
+
+class Operands(NamedTuple):
+    """What `prepare` writes; C = 64 tokens, BK = `block(K)` channels, zeros beyond the real ones."""
+
+    q_in: torch.Tensor  # [NC, H, C, BK] in the products' dtype, as k_in and k_out
+    k_in: torch.Tensor
+    k_out: torch.Tensor
+    decay: torch.Tensor  # [NC, H, BK] fp32
+    inverse: torch.Tensor  # [NC, H, C, C] in the products' dtype, as scores
+    scores: torch.Tensor
+
+
+@triton.jit
+def _unit_inverse(lower, PRECISION: tl.constexpr):
+    """(I + lower)^-1 for a strictly lower [CHUNK, CHUNK].
+
+    The 16x16 tiles on the diagonal by (I - L)(I + L^2)(I + L^4)(I + L^8), since L^16 = 0. With D
+    their inverse and E = D (lower - its diagonal tiles), E^4 = 0: (I - E)(I + E^2) D.
+    """
+    C: tl.constexpr = tiles.CHUNK
+    R: tl.constexpr = tiles.TILE
+    N: tl.constexpr = C // R
+    at = tl.arange(0, R)
+    own = (tl.arange(0, N)[:, None] == tl.arange(0, N)[None, :])[:, None, :, None]
+    blocks = tl.reshape(lower, [N, R, N, R])
+    power = tl.sum(tl.where(own, blocks, 0.0), axis=2)
+    one = tl.where(at[:, None] == at[None, :], 1.0, 0.0)[None, :, :]
+    inner = one - power
+    for _ in tl.static_range(3):
+        power = tl.dot(power, power, input_precision="tf32x3")
+        inner += tl.dot(inner, power, input_precision="tf32x3")
+    outer = tl.reshape(tl.where(own, 0.0, blocks), [N, R, C])
+    e = tl.reshape(tl.dot(inner, outer, input_precision=PRECISION), [C, C])
+    square = tl.dot(e, e, input_precision=PRECISION)
+    row, column = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
+    left = tl.where(row == column, 1.0, 0.0) - e
+    left += tl.dot(left, square, input_precision=PRECISION)
+    diagonal = tl.where(own, tl.expand_dims(inner, 2), 0.0)
+    return tl.dot(left, tl.reshape(diagonal, [C, C]), input_precision=PRECISION)
+
+
+@triton.jit
+def _pair_products(q, k, total, FINEST: tl.constexpr, PRECISION: tl.constexpr,
+                   DTYPE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """M and P of the module's formula from q (scaled), k [CHUNK, BLOCK] and G = `total`."""
+    m = tl.zeros([tiles.CHUNK, tiles.CHUNK], tl.float32)
+    p = tl.zeros([tiles.CHUNK, tiles.CHUNK], tl.float32)
+    for i in tl.static_range(2 if FINEST == 16 else 6):
+        factor = tiles.level_factor(total, 32 >> i, BLOCK)
+        right = (k * factor).to(DTYPE)
+        left = (q * factor).to(DTYPE)
+        keep = tiles.in_level(32 >> i)
+        m = tl.where(keep, tl.dot(right, tl.trans(right), input_precision=PRECISION), m)
+        p = tl.where(keep, tl.dot(left, tl.trans(right), input_precision=PRECISION), p)
+    if FINEST == 16:
+        raised, lowered = tiles.diagonal_factors(total, BLOCK)
+        right = tl.trans((k * lowered).to(DTYPE))
+        dots = tl.dot((k * raised).to(DTYPE), right, input_precision=PRECISION)
+        m = tl.where(tiles.on_diagonal(True), dots, m)
+        dots = tl.dot((q * raised).to(DTYPE), right, input_precision=PRECISION)
+        p = tl.where(tiles.on_diagonal(False), dots, p)
+    else:
+        at = tl.arange(0, tiles.CHUNK)
+        p = tl.where(at[:, None] == at[None, :], tl.sum(q * k, axis=1)[:, None], p)
+    return m, p
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _prepare_kernel(
+    q_ptr, k_ptr, g_ptr, beta_ptr, sharpness_ptr, bias_ptr, chunk_ptr, q_in_ptr, k_in_ptr,
+    k_out_ptr, decay_ptr, inverse_ptr, scores_ptr, q_batch, q_token, q_head, k_batch, k_token,
+    k_head, g_batch, g_token, g_head, beta_batch, beta_token, beta_head, tokens, heads, columns,
+    scale, floor, GATE: tl.constexpr, BIASED: tl.constexpr, L2: tl.constexpr,
+    SIGMOID: tl.constexpr, FINEST: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0)
+    chunk, head = (program // heads).to(tl.int64), (program % heads).to(tl.int64)
+    first, rows = tl.load(chunk_ptr + 3 * chunk + 1), tl.load(chunk_ptr + 3 * chunk + 2)
+    batch, token = (first // tokens).to(tl.int64), (first % tokens).to(tl.int64)
+    DTYPE: tl.constexpr = q_in_ptr.dtype.element_ty
+    row, column = tl.arange(0, tiles.CHUNK)[:, None], tl.arange(0, BLOCK)[None, :]
+
+    z = tiles.load_gate_input(
+        g_ptr + batch * g_batch + token * g_token + head * g_head, bias_ptr + head * columns,
+        g_token, rows, columns, BIASED, BLOCK,
+    )  # fmt: skip
+    sharpness = tl.exp(tl.load(sharpness_ptr + head).to(tl.float32)) if GATE > 0 else 1.0
+    decay = tiles.log2_decay(z, sharpness, floor, rows, columns, GATE, BLOCK)
+    total = tl.cumsum(decay, axis=0)
+    last = tl.sum(decay, axis=0)
+    at = program.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(decay_ptr + at, tl.exp2(last))
+
+    k = tiles.load_rows(
+        k_ptr + batch * k_batch + token * k_token + head * k_head, k_token, rows, columns, BLOCK
+    )
+    q = tiles.load_rows(
+        q_ptr + batch * q_batch + token * q_token + head * q_head, q_token, rows, columns, BLOCK
+    )
+    if L2:
+        k = k * tiles.l2_scale(k)
+        q = q * (tiles.l2_scale(q) * scale)
+    else:
+        q = q * scale
+    entering = tl.exp2(total)
+    at = program.to(tl.int64) * (tiles.CHUNK * BLOCK) + row * BLOCK + column
+    tl.store(q_in_ptr + at, (q * entering).to(DTYPE))
+    tl.store(k_in_ptr + at, (k * entering).to(DTYPE))
+    tl.store(k_out_ptr + at, (k * tl.exp2(last[None, :] - total)).to(DTYPE))
+
+    m, p = _pair_products(q, k, total, FINEST, PRECISION, DTYPE, BLOCK)
+    other = tl.arange(0, tiles.CHUNK)[None, :]
+    at = program.to(tl.int64) * (tiles.CHUNK * tiles.CHUNK) + row * tiles.CHUNK + other
+    tl.store(scores_ptr + at, p.to(DTYPE))
+    beta = tiles.load_beta(
+        beta_ptr + batch * beta_batch + token * beta_token + head * beta_head, beta_token, rows,
+        SIGMOID,
+    )  # fmt: skip
+    inverse = _unit_inverse(m * beta[:, None], PRECISION)
+    tl.store(inverse_ptr + at, inverse.to(DTYPE))
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _scan_kernel(
+    q_in_ptr, k_in_ptr, k_out_ptr, decay_ptr, inverse_ptr, scores_ptr, v_ptr, beta_ptr, chunk_ptr,
+    sequence_ptr, initial_ptr, out_ptr, final_ptr, states_ptr, values_ptr, v_batch, v_token, v_head,
+    beta_batch, beta_token, beta_head, tokens, heads, keys, columns, key_stride, column_stride,
+    SIGMOID: tl.constexpr, INITIAL: tl.constexpr, STORE_OUT: tl.constexpr,
+    STORE_STATES: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr,
+    VALUES: tl.constexpr, PART: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    sequence, head = (tl.program_id(0) // heads).to(tl.int64), tl.program_id(0) % heads
+    DTYPE: tl.constexpr = q_in_ptr.dtype.element_ty
+    PARTS: tl.constexpr = BLOCK // PART
+    row, key = tl.arange(0, tiles.CHUNK), tl.arange(0, PART)
+    column = tl.program_id(1) * VALUES + tl.arange(0, VALUES)
+    inside = column[None, :] < columns
+    state_at = (sequence * heads + head) * (keys * columns)
+    state_at += key[:, None] * key_stride + column[None, :] * column_stride
+    # the state in parts of K, which products take one after the other: registers would spill
+    state = ()
+    for p in tl.static_range(PARTS):
+        if INITIAL:
+            mask = (key[:, None] < keys - p * PART) & inside
+            at = initial_ptr + p * PART * key_stride + state_at
+            state = state + (tl.load(at, mask=mask, other=0.0),)
+        else:
+            state = state + (tl.zeros([PART, VALUES], tl.float32),)
+
+    operand_at = row[:, None] * BLOCK + key[None, :]
+    square_at = row[:, None] * tiles.CHUNK + row[None, :]
+    begin, count = tl.load(sequence_ptr + 2 * sequence), tl.load(sequence_ptr + 2 * sequence + 1)
+    for chunk in tl.range(begin, begin + count, num_stages=STAGES):
+        first, rows = tl.load(chunk_ptr + 3 * chunk + 1), tl.load(chunk_ptr + 3 * chunk + 2)
+        batch, token = (first // tokens).to(tl.int64), (first % tokens).to(tl.int64)
+        tile = chunk.to(tl.int64) * heads + head
+        operand, square = tile * (tiles.CHUNK * BLOCK), tile * (tiles.CHUNK * tiles.CHUNK)
+        mask = (row < rows)[:, None] & inside
+        known = tl.zeros([tiles.CHUNK, VALUES], tl.float32)
+        out = tl.zeros([tiles.CHUNK, VALUES], tl.float32)
+        for p in tl.static_range(PARTS):
+            entering = state[p].to(DTYPE)
+            k_in = tl.load(k_in_ptr + p * PART + operand + operand_at)
+            known = tl.dot(k_in, entering, known, input_precision=PRECISION)
+            if STORE_OUT:
+                q_in = tl.load(q_in_ptr + p * PART + operand + operand_at)
+                out = tl.dot(q_in, entering, out, input_precision=PRECISION)
+            if STORE_STATES:
+                at = (tile * keys + p * PART + key[:, None]) * columns + column[None, :]
+                state_mask = (key[:, None] < keys - p * PART) & inside
+                tl.store(states_ptr + at, entering, mask=state_mask)
+        beta_head_ptr = beta_ptr + batch * beta_batch + token * beta_token + head * beta_head
+        beta = tiles.load_beta(beta_head_ptr, beta_token, rows, SIGMOID)
+        v_at = v_ptr + batch * v_batch + token * v_token + head.to(tl.int64) * v_head
+        v_at += row[:, None] * v_token + column[None, :]
+        v = tl.load(v_at, mask=mask, other=0.0).to(tl.float32)
+        residual = ((v - known) * beta[:, None]).to(DTYPE)
+        inverse = tl.load(inverse_ptr + square + square_at)
+        values = tl.dot(inverse, residual, input_precision=PRECISION).to(DTYPE)
+        out_at = (first.to(tl.int64) * heads + head) * columns + (row[:, None] * (heads * columns) + column[None, :])
+        if STORE_OUT:
+            scores = tl.load(scores_ptr + square + square_at)
+            out = tl.dot(scores, values, out, input_precision=PRECISION)
+            tl.store(out_ptr + out_at, out.to(out_ptr.dtype.element_ty), mask=mask)
+        if STORE_STATES:
+            tl.store(values_ptr + out_at, values, mask=mask)
+        leaving = ()
+        for p in tl.static_range(PARTS):
+            k_out = tl.load(k_out_ptr + p * PART + operand + operand_at)
+            decayed = state[p] * tl.load(decay_ptr + p * PART + tile * BLOCK + key)[:, None]
+            leaving = leaving + (
+                tl.dot(tl.trans(k_out), values, decayed, input_precision=PRECISION),
+            )
+        state = leaving
+    for p in tl.static_range(PARTS):
+        mask = (key[:, None] < keys - p * PART) & inside
+        tl.store(final_ptr + p * PART * key_stride + state_at, state[p], mask=mask)
+
+
+def block(keys: int) -> int:
+    """Channels of a tile that holds `keys` of them."""
+    return max(32, triton.next_power_of_2(keys))
+
+
+def prepare(
+    q: torch.Tensor, k: torch.Tensor, g: torch.Tensor, beta: torch.Tensor,
+    a_log: torch.Tensor | None, dt_bias: torch.Tensor | None, options: Options, chunks: Chunks,
+) -> Operands:  # fmt: skip
+    """All that depends on one chunk only. q, k, g: [B, T, H, K], last stride 1; beta: [B, T, H]."""
+    count, heads, keys = len(chunks.chunk), q.shape[2], q.shape[3]
+    exact = q.dtype == torch.float32
+    dtype, width = torch.float32 if exact else torch.bfloat16, block(keys)
+    made = Operands(
+        *(q.new_empty(count, heads, CHUNK, width, dtype=dtype) for _ in range(3)),
+        q.new_empty(count, heads, width, dtype=torch.float32),
+        *(q.new_empty(count, heads, CHUNK, CHUNK, dtype=dtype) for _ in range(2)),
+    )
+    if count * heads:
+        _prepare_kernel[(count * heads,)](
+            q, k, g, beta, g if a_log is None else a_log, g if dt_bias is None else dt_bias,
+            chunks.chunk, *made, *q.stride()[:3], *k.stride()[:3], *g.stride()[:3],
+            *beta.stride(), q.shape[1], heads, keys, options.scale, options.floor,
+            GATE=options.gate, BIASED=dt_bias is not None, L2=options.qk_l2norm,
+            SIGMOID=options.beta_sigmoid, FINEST=options.finest,
+            PRECISION="tf32x3" if exact else "tf32", BLOCK=width, num_warps=8,
+        )  # fmt: skip
+    return made
+
+
+class Results(NamedTuple):
+    """What `scan` writes; None is not wanted."""
+
+    out: torch.Tensor | None  # [B, T, H, V], as values
+    final: torch.Tensor  # fp32 [N, H, K, V], or [N, H, V, K] with value_major
+    states: torch.Tensor | None  # [NC, H, K, V] in the products' dtype: S before every chunk
+    values: torch.Tensor | None  # V' in the products' dtype; wanted if and only if states are
+
+
+def scan(
+    operands: Operands, v: torch.Tensor, beta: torch.Tensor, initial: torch.Tensor | None,
+    options: Options, chunks: Chunks, results: Results,
+) -> None:  # fmt: skip
+    """Fills `results`. v: [B, T, H, V], last stride 1; initial: contiguous, laid out as `final`."""
+    heads, columns = v.shape[2], v.shape[3]
+    final = results.final
+    keys = final.numel() // max(1, final.shape[0] * heads * columns)
+    if final.numel() == 0:
+        return
+    out = final if results.out is None else results.out
+    states = final if results.states is None else results.states
+    values = final if results.values is None else results.values
+    exact = v.dtype == torch.float32
+    wide = min(int(__import__("os").environ.get("VB","32")), block(columns))
+    _scan_kernel[(final.shape[0] * heads, triton.cdiv(columns, wide))](
+        *operands, v, beta, chunks.chunk, chunks.sequence, final if initial is None else initial,
+        out, final, states, values, *v.stride()[:3], *beta.stride(), v.shape[1], heads, keys,
+        columns, *((1, keys) if options.value_major else (columns, 1)),
+        SIGMOID=options.beta_sigmoid, INITIAL=initial is not None,
+        STORE_OUT=results.out is not None, STORE_STATES=results.states is not None,
+        PRECISION="tf32x3" if exact else "tf32", BLOCK=operands.q_in.shape[3], VALUES=wide,
+        PART=min(operands.q_in.shape[3],int(__import__("os").environ.get("PT","32"))), STAGES=int(__import__("os").environ.get("ST","2")), num_warps=int(__import__("os").environ.get("NW","4")),
+    )  # fmt: skip

@@ -1,0 +1,301 @@
+"""Layer normalisation over the last dimension, fused with the residual sum and dropout before it.
+
+    total = x + dropout(branch)                     branch = None: total is x
+    out   = (total - mean) / sqrt(variance + eps) * weight + bias
+
+Source: Ba, Kiros, Hinton, arXiv 1607.06450. A program holds whole rows and reads each input once;
+mean and 1 / sqrt(variance + eps) are saved in fp32, the dropout mask is drawn again. fp32 inside.
+The gradients of weight and bias are summed per program, then over programs, in a fixed order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+import minitriton as triton
+import minitriton.language as tl
+from minitriton.kernels import checks
+from minitriton.kernels.dropout import check_probability, check_seed, dropout_reference, kept
+from minitriton.kernels.gemm import sum_partials
+from minitriton.kernels.philox import threshold_of
+from minitriton.kernels.rows import rows_of
+
+MAX_COLUMNS = 8192
+TILE = 1024  # elements that a program holds, or one row where that is longer
+
+
+@triton.jit
+def _forward_kernel(
+    x_ptr, branch_ptr, weight_ptr, bias_ptr, total_ptr, out_ptr, stats_ptr, seed_ptr, x_stride,
+    branch_stride, rows, columns, eps, threshold: tl.uint32, scale,
+    DROPOUT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    at = tl.arange(0, BLOCK)[None, :]
+    mask = (row[:, None] < rows) & (at < columns)
+    wide = row.to(tl.int64)[:, None]
+    x = tl.load(x_ptr + wide * x_stride + at, mask=mask, other=0.0).to(tl.float32)
+    if branch_ptr is not None:
+        branch = tl.load(branch_ptr + wide * branch_stride + at, mask=mask, other=0.0)
+        branch = branch.to(tl.float32)
+        if DROPOUT:
+            keep = kept(tl.load(seed_ptr), row, 0, threshold, BLOCK)
+            branch = tl.where(keep, branch * scale, 0.0)
+        x = (x + branch).to(total_ptr.dtype.element_ty)
+        tl.store(total_ptr + wide * columns + at, x, mask=mask)
+        x = x.to(tl.float32)  # the backward pass sees the rounded sum
+    mean = tl.sum(x, 1) / columns
+    centred = tl.where(mask, x - mean[:, None], 0.0)
+    r = tl.rsqrt(tl.sum(centred * centred, 1) / columns + eps)
+    out = centred * r[:, None]
+    out *= tl.load(weight_ptr + at, mask=at < columns, other=0.0).to(tl.float32)
+    if bias_ptr is not None:
+        out += tl.load(bias_ptr + at, mask=at < columns, other=0.0).to(tl.float32)
+    tl.store(out_ptr + wide * columns + at, out.to(out_ptr.dtype.element_ty), mask=mask)
+    tl.store(stats_ptr + row, mean, mask=row < rows)
+    tl.store(stats_ptr + rows + row, r, mask=row < rows)
+
+
+@triton.jit
+def _backward_kernel(
+    dout_ptr, dtotal_ptr, total_ptr, weight_ptr, stats_ptr, seed_ptr, dx_ptr, dbranch_ptr,
+    partial_ptr, dout_stride, dtotal_stride, total_stride, rows, columns, threshold: tl.uint32,
+    scale, BIASED: tl.constexpr, DROPOUT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    at = tl.arange(0, BLOCK)[None, :]
+    weight = tl.load(weight_ptr + at, mask=at < columns, other=0.0).to(tl.float32)
+    dweight = tl.zeros([ROWS, BLOCK], tl.float32)
+    dbias = tl.zeros([ROWS, BLOCK], tl.float32)
+    for tile in range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0)):
+        row = tile * ROWS + tl.arange(0, ROWS)
+        mask = (row[:, None] < rows) & (at < columns)
+        wide = row.to(tl.int64)[:, None]
+        total = tl.load(total_ptr + wide * total_stride + at, mask=mask, other=0.0)
+        mean = tl.load(stats_ptr + row, mask=row < rows, other=0.0)
+        r = tl.load(stats_ptr + rows + row, mask=row < rows, other=0.0)[:, None]
+        n = tl.where(mask, (total.to(tl.float32) - mean[:, None]) * r, 0.0)
+        dout = tl.load(dout_ptr + wide * dout_stride + at, mask=mask, other=0.0).to(tl.float32)
+        dweight += dout * n
+        if BIASED:
+            dbias += dout
+        dn = dout * weight
+        d = dn - (tl.sum(dn, 1) / columns)[:, None] - n * (tl.sum(dn * n, 1) / columns)[:, None]
+        d *= r
+        if dtotal_ptr is not None:
+            dtotal = tl.load(dtotal_ptr + wide * dtotal_stride + at, mask=mask, other=0.0)
+            d += dtotal.to(tl.float32)
+        tl.store(dx_ptr + wide * columns + at, d.to(dx_ptr.dtype.element_ty), mask=mask)
+        if dbranch_ptr is not None:
+            if DROPOUT:
+                keep = kept(tl.load(seed_ptr), row, 0, threshold, BLOCK)
+                d = tl.where(keep, d * scale, 0.0)
+            to = dbranch_ptr + wide * columns + at
+            tl.store(to, d.to(dbranch_ptr.dtype.element_ty), mask=mask)
+    column = tl.arange(0, BLOCK)
+    to = partial_ptr + tl.program_id(0).to(tl.int64) * columns + column
+    tl.store(to, tl.sum(dweight, 0), mask=column < columns)
+    if BIASED:
+        to += tl.num_programs(0).to(tl.int64) * columns
+        tl.store(to, tl.sum(dbias, 0), mask=column < columns)
+
+
+def layer_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """(x - mean) / sqrt(variance + eps) * weight + bias over the last dimension; differentiable.
+
+    x: [..., d] with 1 <= d <= 8192, fp32, bf16 or fp16; weight, bias: [d], both fp32 or x's dtype,
+    on its device. The result is contiguous in x's shape, in out_dtype (x's dtype by default).
+    KernelArgumentError names the argument that does not fit.
+    """
+    _check(x, weight, bias)
+    checks.positive("eps", eps)
+    return _op(x, None, weight, bias, 0.0, None, eps, out_dtype or x.dtype)[1]
+
+
+def add_layer_norm(
+    x: torch.Tensor,
+    branch: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    dropout: float = 0.0,
+    seed: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(total, layer_norm(total)) of total = x + dropout(branch); differentiable in all four.
+
+    x: as for `layer_norm`; branch: x's shape and device, fp32, bf16 or fp16; total has x's dtype.
+    dropout and seed: as for `dropout`, whose mask it has. Where a gradient comes in for one of the
+    two results only, no pass over memory is spent on the other.
+    """
+    _check(x, weight, bias)
+    checks.float_tensor("branch", branch)
+    if branch.shape != x.shape or branch.device != x.device:
+        raise checks.KernelArgumentError(
+            f"argument 'branch': shape {tuple(branch.shape)} on {branch.device} differs from that "
+            f"of 'x', {tuple(x.shape)} on {x.device}"
+        )
+    checks.positive("eps", eps)
+    probability = check_probability("dropout", dropout)
+    if probability > 0:
+        check_seed(seed, x)
+    return _op(
+        x, branch, weight, bias, probability, seed if probability > 0 else None, eps,
+        out_dtype or x.dtype,
+    )[:2]  # fmt: skip
+
+
+def layer_norm_reference(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, eps: float = 1e-5
+) -> torch.Tensor:
+    """`layer_norm` in plain torch, in the dtype of its arguments."""
+    centred = x - x.mean(-1, keepdim=True)
+    out = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps) * weight
+    return out if bias is None else out + bias
+
+
+def add_layer_norm_reference(
+    x: torch.Tensor,
+    branch: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    dropout: float = 0.0,
+    seed: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`add_layer_norm` in plain torch, in the dtype of its arguments."""
+    total = x + (branch if seed is None else dropout_reference(branch, dropout, seed))
+    return total, layer_norm_reference(total, weight, bias, eps)
+
+
+def _check(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    columns = checks.float_tensor("x", x).shape[-1]
+    if not 0 < columns <= MAX_COLUMNS:
+        raise checks.KernelArgumentError(
+            f"argument 'x': rows of {columns} elements; 1 to {MAX_COLUMNS} are supported"
+        )
+    checks.row_vector("weight", weight, "x", x)
+    if bias is not None:
+        checks.like("bias", bias, "weight", weight)
+
+
+def _tile(columns: int) -> tuple[int, int, int]:
+    """(rows, columns, warps) of a program's tile."""
+    block = max(16, triton.next_power_of_2(columns))
+    return max(1, TILE // block), block, max(4, block // 512)
+
+
+@torch.library.custom_op("minitriton::add_layer_norm", mutates_args=())
+def _op(
+    x: torch.Tensor, branch: torch.Tensor | None, weight: torch.Tensor, bias: torch.Tensor | None,
+    dropout: float, seed: torch.Tensor | None, eps: float, out_dtype: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    """The sum (empty without a branch), the normed sum, and mean and 1 / deviation of each row."""
+    total, out, stats = _outputs(x, branch, out_dtype)
+    if out.numel() == 0:
+        return total, out, stats
+    m = rows_of(x)
+    b = None if branch is None else rows_of(branch)
+    rows, block, warps = _tile(m.shape[1])
+    _forward_kernel[(triton.cdiv(m.shape[0], rows),)](
+        m, b, weight.contiguous(), None if bias is None else bias.contiguous(), total, out, stats,
+        seed, m.stride(0), 0 if b is None else b.stride(0), *m.shape, eps, threshold_of(dropout),
+        1 / (1 - dropout), DROPOUT=dropout > 0, ROWS=rows, BLOCK=block, num_warps=warps,
+    )  # fmt: skip
+    return total, out, stats
+
+
+@torch.library.custom_op("minitriton::add_layer_norm_backward", mutates_args=())
+def _backward_op(
+    dtotal: torch.Tensor | None, dout: torch.Tensor, total: torch.Tensor, weight: torch.Tensor,
+    stats: torch.Tensor, branch_dtype: torch.dtype | None, biased: bool, dropout: float,
+    seed: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Gradients of x, branch (empty where it is that of x), weight and bias."""
+    dx, dbranch, dweight, dbias = _gradients(total, branch_dtype, weight, biased, dropout)
+    if dx.numel() == 0:
+        return dx, dbranch, dweight.zero_(), dbias.zero_()
+    dy, m = rows_of(dout), rows_of(total)
+    dt = None if dtotal is None else rows_of(dtotal)
+    rows, block, warps = _tile(m.shape[1])
+    programs = min(triton.cdiv(m.shape[0], rows), 1056 if block <= 1024 else 264)
+    partial = torch.empty(2, programs, m.shape[1], dtype=torch.float32, device=m.device)
+    _backward_kernel[(programs,)](
+        dy, dt, m, weight.contiguous(), stats, seed, dx, dbranch if dbranch.numel() > 0 else None,
+        partial, dy.stride(0), 0 if dt is None else dt.stride(0), m.stride(0), *m.shape,
+        threshold_of(dropout), 1 / (1 - dropout), BIASED=biased, DROPOUT=dropout > 0, ROWS=rows,
+        BLOCK=block, num_warps=warps,
+    )  # fmt: skip
+    sum_partials(partial[0], dweight)
+    if biased:
+        sum_partials(partial[1], dbias)
+    return dx, dbranch, dweight, dbias
+
+
+def _outputs(
+    x: torch.Tensor, branch: torch.Tensor | None, out_dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    total = torch.empty(x.shape if branch is not None else 0, dtype=x.dtype, device=x.device)
+    out = torch.empty(x.shape, dtype=out_dtype, device=x.device)
+    rows = torch.Size(x.shape[:-1]).numel()
+    return total, out, torch.empty(2, rows, dtype=torch.float32, device=x.device)
+
+
+def _gradients(
+    total: torch.Tensor, branch_dtype: torch.dtype | None, weight: torch.Tensor, biased: bool,
+    dropout: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    dx = torch.empty(total.shape, dtype=total.dtype, device=total.device)
+    own = branch_dtype is not None and (dropout > 0 or branch_dtype != total.dtype)
+    dbranch = torch.empty(total.shape if own else 0, dtype=branch_dtype, device=total.device)
+    dweight = torch.empty(weight.shape, dtype=weight.dtype, device=total.device)
+    return dx, dbranch, dweight, torch.empty_like(dweight) if biased else dweight.new_empty(0)
+
+
+_op.register_fake(
+    lambda x, branch, weight, bias, dropout, seed, eps, out_dtype: _outputs(x, branch, out_dtype)
+)
+_backward_op.register_fake(
+    lambda dtotal, dout, total, weight, stats, branch_dtype, biased, dropout, seed: _gradients(
+        total, branch_dtype, weight, biased, dropout
+    )
+)
+
+
+def _save(ctx: Any, inputs: Any, output: Any) -> None:
+    x, branch, weight, bias, dropout, seed, _, _ = inputs
+    total, _, stats = output
+    ctx.save_for_backward(x if branch is None else total, weight, stats, seed)
+    ctx.mark_non_differentiable(stats)
+    ctx.set_materialize_grads(False)
+    ctx.options = (None if branch is None else branch.dtype, bias is not None, dropout)
+
+
+def _differentiate(ctx: Any, dtotal: Any, dout: Any, _: Any) -> Any:
+    total, weight, stats, seed = ctx.saved_tensors
+    if dout is None:
+        if dtotal is None:
+            return (None,) * 8
+        dout = torch.zeros_like(total)
+    dx, dbranch, dweight, dbias = _backward_op(
+        dtotal, dout, total, weight, stats, *ctx.options, seed
+    )
+    branch_dtype, biased, _ = ctx.options
+    if branch_dtype is None:
+        dbranch = None
+    elif dbranch.numel() == 0:
+        dbranch = dx
+    return dx, dbranch, dweight, dbias if biased else None, None, None, None, None
+
+
+_op.register_autograd(_differentiate, setup_context=_save)

@@ -1,0 +1,328 @@
+"""Kernels of Muon: momentum, Gram matrices, the iteration on them, and its product with the matrix.
+
+X [.., m, n] with m <= n has singular values s. In exact arithmetic the quintic iteration
+X <- (a + b A + c A A) X with A = X X^T only multiplies X from the left by polynomials of the first
+A, so it can run on m x m matrices alone:
+
+    Z = a I + b R + c R R,    Q <- Z Q,    R <- Z R Z        (R = X X^T, Q = I at first)
+
+All of these commute and are symmetric: only tiles on and below the diagonal are computed. Rounding
+makes R drift from Q X X^T Q, so after two steps, and after three more, X <- Q X is formed and R
+computed from it (`RUNS`). R, Z, Q are fp32 in memory (they stay in L2) and meet in tf32; where X is
+bf16 or fp16 it enters R as it is and Q X in fp16, normalised.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+import minitriton as triton
+import minitriton.language as tl
+
+MATRICES = 5  # per block in the workspace of the iteration: R, Z, Z R, and Q twice
+COLUMNS = 128  # of a tile of Q X
+WARPS = 8
+ENOUGH = 264  # programs that keep a GPU busy
+NORM_EPS = 1e-7
+
+
+@triton.jit
+def _momentum_kernel(
+    grad_ptr, buffer_ptr, out_ptr, grad_stride, buffer_stride, columns, momentum,
+    NESTEROV: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < columns
+    grad = tl.load(grad_ptr + row * grad_stride + at, mask=mask).to(tl.float32)
+    buffer_ptr += row * buffer_stride
+    new = momentum * tl.load(buffer_ptr + at, mask=mask).to(tl.float32) + grad
+    tl.store(buffer_ptr + at, new.to(buffer_ptr.dtype.element_ty), mask=mask)
+    if NESTEROV:
+        new = momentum * new + grad
+        tl.store(out_ptr + row * columns + at, new.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _below_diagonal(t):
+    """(i, j) with j <= i of the t-th tile: (0, 0), (1, 0), (1, 1), (2, 0), ..."""
+    i = 0
+    while t > i:
+        i += 1
+        t -= i
+    return i, t
+
+
+@triton.jit
+def _places(i, j, size, TILE: tl.constexpr):
+    row, column = i * TILE + tl.arange(0, TILE), j * TILE + tl.arange(0, TILE)
+    return row[:, None] * size + column[None, :], column[None, :] * size + row[:, None]
+
+
+@triton.jit
+def _store_both(to_ptr, value, i, j, size, TILE: tl.constexpr, ONE_TILE: tl.constexpr):
+    """Tile (i, j) and its mirror image."""
+    here, mirrored = _places(i, j, size, TILE)
+    tl.store(to_ptr + here, value)
+    if not ONE_TILE:
+        if i != j:
+            tl.store(to_ptr + mirrored, value)
+
+
+@triton.jit
+def _gram_kernel(
+    x_ptr, out_ptr, block_stride, row_stride, column_stride, rows, columns, size, share,
+    ONE_TILE: tl.constexpr, TILE: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    block, split = tl.program_id(2).to(tl.int64), tl.program_id(1)
+    i, j = _below_diagonal(tl.program_id(0))
+    x_ptr += block * block_stride
+    row, mirror = i * TILE + tl.arange(0, TILE), j * TILE + tl.arange(0, TILE)
+    depth = tl.arange(0, DEPTH)
+    acc = tl.zeros([TILE, TILE], tl.float32)
+    row_ptr = x_ptr + row.to(tl.int64)[:, None] * row_stride
+    mirror_ptr = x_ptr + mirror.to(tl.int64)[:, None] * row_stride
+    for first in tl.range(split * share, tl.minimum(columns, (split + 1) * share), DEPTH):
+        column = first + depth[None, :]
+        at = column.to(tl.int64) * column_stride
+        inside = column < columns
+        x = tl.load(row_ptr + at, mask=(row < rows)[:, None] & inside, other=0.0)
+        if ONE_TILE:
+            y = x
+        else:
+            y = tl.load(mirror_ptr + at, mask=(mirror < rows)[:, None] & inside, other=0.0)
+        acc = tl.dot(x, tl.trans(y), acc, input_precision=PRECISION)
+    out_ptr += (block * tl.num_programs(1) + split) * size * size
+    _store_both(out_ptr, acc, i, j, size, TILE, ONE_TILE)
+
+
+@triton.jit
+def _product(
+    a_ptr, b_ptr, i, j, size, TILE: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr
+):
+    """Tile (i, j) of a b, with b symmetric."""
+    depth = tl.arange(0, DEPTH)[None, :]
+    a_ptr += (i * TILE + tl.arange(0, TILE))[:, None] * size + depth
+    b_ptr += (j * TILE + tl.arange(0, TILE))[:, None] * size + depth
+    acc = tl.zeros([TILE, TILE], tl.float32)
+    for first in tl.range(0, size, DEPTH):
+        a, b = tl.load(a_ptr + first), tl.load(b_ptr + first)
+        acc = tl.dot(a, tl.trans(b), acc, input_precision=PRECISION)
+    return acc
+
+
+@triton.jit
+def _multiply(
+    a_ptr, b_ptr, to_ptr, size,
+    TILE: tl.constexpr, TILES: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """to = a b for symmetric matrices that commute; to is neither."""
+    for t in tl.range(TILES):
+        i, j = _below_diagonal(t)
+        acc = _product(a_ptr, b_ptr, i, j, size, TILE, DEPTH, PRECISION)
+        _store_both(to_ptr, acc, i, j, size, TILE, TILES == 1)
+    tl.debug_barrier()
+
+
+@triton.jit
+def _total(
+    partial_ptr, scale_ptr, r_ptr, splits, size, normalise, eps,
+    TILE: tl.constexpr, TILES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """R, the sum of the parts of a Gram matrix, divided by the square of the norm of X."""
+    scale = 1.0
+    if normalise != 0:
+        at = tl.arange(0, BLOCK)
+        square = tl.zeros([BLOCK], tl.float32)
+        for split in tl.range(splits):
+            diagonal = split * size * size + at * (size + 1)
+            square += tl.load(partial_ptr + diagonal, mask=at < size, other=0.0)
+        scale = 1 / (tl.sqrt(tl.sum(square)) + eps)
+        tl.store(scale_ptr, scale)
+    for t in tl.range(TILES):
+        i, j = _below_diagonal(t)
+        here, _ = _places(i, j, size, TILE)
+        acc = tl.zeros([TILE, TILE], tl.float32)
+        for split in tl.range(splits):
+            acc += tl.load(partial_ptr + split * size * size + here)
+        _store_both(r_ptr, acc * scale * scale, i, j, size, TILE, TILES == 1)
+    tl.debug_barrier()
+
+
+@triton.jit(do_not_specialize=["splits", "steps", "normalise"])
+def _iterate_kernel(
+    partial_ptr, scale_ptr, work_ptr, out_ptr, splits, size, steps, normalise, a, b, c, eps,
+    BLOCK: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr, DEPTH: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    block = tl.program_id(0).to(tl.int64)
+    area = size * size
+    r_ptr = work_ptr + block * (5 * area)
+    z_ptr, t_ptr, q_ptr = r_ptr + area, r_ptr + 2 * area, r_ptr + 3 * area
+    partial_ptr += block * splits * area
+    _total(
+        partial_ptr, scale_ptr + block, r_ptr, splits, size, normalise, eps, TILE, TILES, BLOCK
+    )
+    diagonal = tl.arange(0, TILE)[:, None] == tl.arange(0, TILE)[None, :]
+    for step in tl.range(steps):
+        for t in tl.range(TILES):
+            i, j = _below_diagonal(t)
+            square = _product(r_ptr, r_ptr, i, j, size, TILE, DEPTH, PRECISION)
+            here, _ = _places(i, j, size, TILE)
+            z = c * square + b * tl.load(r_ptr + here) + tl.where(diagonal & (i == j), a, 0.0)
+            _store_both(z_ptr, z, i, j, size, TILE, TILES == 1)
+            if step == 0:
+                _store_both(q_ptr, z, i, j, size, TILE, TILES == 1)
+        tl.debug_barrier()
+        if step > 0:
+            old_ptr, new_ptr = q_ptr + (step - 1) % 2 * area, q_ptr + step % 2 * area
+            _multiply(z_ptr, old_ptr, new_ptr, size, TILE, TILES, DEPTH, PRECISION)
+        if step < steps - 1:
+            _multiply(z_ptr, r_ptr, t_ptr, size, TILE, TILES, DEPTH, PRECISION)
+            _multiply(t_ptr, z_ptr, r_ptr, size, TILE, TILES, DEPTH, PRECISION)
+    q_ptr += (steps - 1) % 2 * area
+    out_ptr += block * area
+    for t in tl.range(TILES):
+        i, j = _below_diagonal(t)
+        here, _ = _places(i, j, size, TILE)
+        q = tl.load(q_ptr + here).to(out_ptr.dtype.element_ty)
+        _store_both(out_ptr, q, i, j, size, TILE, TILES == 1)
+
+
+@triton.jit
+def _apply_kernel(
+    q_ptr, x_ptr, scale_ptr, out_ptr, lr_ptr, x_block, x_row, x_column, out_block, out_row,
+    out_column, rows, columns, size, lr, decay, factor,
+    SCALED: tl.constexpr, UPDATE: tl.constexpr, LR_IN_MEMORY: tl.constexpr, TILE: tl.constexpr,
+    DEPTH: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    block = tl.program_id(2).to(tl.int64)
+    row = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    depth = tl.arange(0, DEPTH)
+    scale = 1.0
+    if SCALED:
+        scale = tl.load(scale_ptr + block)
+    q_ptr += block * size * size
+    x_ptr += block * x_block
+    acc = tl.zeros([TILE, COLUMNS], tl.float32)
+    for first in tl.range(0, size, DEPTH):
+        k = first + depth
+        q = tl.load(q_ptr + row[:, None] * size + k[None, :])
+        at = k.to(tl.int64)[:, None] * x_row + column.to(tl.int64)[None, :] * x_column
+        mask = (k < rows)[:, None] & (column < columns)[None, :]
+        x = tl.load(x_ptr + at, mask=mask, other=0.0)
+        if SCALED and q.dtype == tl.float16:  # whose range needs a norm of one
+            x = (x.to(tl.float32) * scale).to(tl.float16)
+        acc = tl.dot(q, x, acc, input_precision=PRECISION)
+    if SCALED and q_ptr.dtype.element_ty == tl.float32:
+        acc *= scale
+    out_ptr += block * out_block
+    at = row.to(tl.int64)[:, None] * out_row + column.to(tl.int64)[None, :] * out_column
+    mask = (row < rows)[:, None] & (column < columns)[None, :]
+    if UPDATE:
+        if LR_IN_MEMORY:
+            lr = tl.load(lr_ptr).to(tl.float32)
+        weight = tl.load(out_ptr + at, mask=mask, other=0.0).to(tl.float32)
+        acc = (1 - lr * decay) * weight - lr * factor * acc
+    tl.store(out_ptr + at, acc.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+def momentum_step(
+    grad: torch.Tensor, buffer: torch.Tensor, momentum: float, nesterov: bool
+) -> torch.Tensor:
+    """buffer <- momentum * buffer + grad, in place; returns what the step follows.
+
+    grad, buffer: [rows, columns] with contiguous rows. The result has the dtype of buffer: it is
+    buffer itself or, with nesterov, momentum * buffer + grad.
+    """
+    out = torch.empty(buffer.shape, dtype=buffer.dtype, device=buffer.device) if nesterov else buffer
+    _momentum_kernel[(buffer.shape[0], triton.cdiv(buffer.shape[1], 1024))](
+        grad, buffer, out, grad.stride(0), buffer.stride(0), buffer.shape[1], momentum,
+        NESTEROV=nesterov, BLOCK=1024,
+    )  # fmt: skip
+    return out
+
+
+def _runs(steps: int) -> list[int]:
+    """Steps of the iteration on one Gram matrix each: 2, 3, 3, ..."""
+    return [min(2, steps), *(min(3, steps - done) for done in range(2, steps, 3))]
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """What to iterate: steps, (a, b, c), and how fp32 is multiplied, "tf32" or "tf32x3"."""
+
+    steps: int
+    coefficients: tuple[float, float, float]
+    precision: str
+
+
+@dataclass(frozen=True)
+class Update:
+    """W <- (1 - lr decay) W - lr factor O; lr on the device where `lr_tensor` is given."""
+
+    lr: float
+    lr_tensor: torch.Tensor | None
+    decay: float
+    factor: float
+
+
+def orthogonalise(
+    x: torch.Tensor, iteration: Iteration, out: torch.Tensor, update: Update | None = None
+) -> None:
+    """Writes the iterate O of x into out, or updates out with it.
+
+    x, out: [blocks, m, n] with 1 <= m <= min(n, 256), any strides, none zero.
+    """
+    blocks, rows, columns = x.shape
+    size = triton.cdiv(rows, 64) * 64
+    tile = 128 if size == 128 else 64
+    tiles = size // tile * (size // tile + 1) // 2
+    splits = max(1, min(triton.cdiv(columns, 512), ENOUGH // (blocks * tiles)))
+    kind = torch.float32 if x.dtype == torch.float32 else torch.float16
+    room = partial(torch.empty, dtype=torch.float32, device=x.device)
+    parts, work = room(blocks, splits, size, size), room(blocks, MATRICES, size, size)
+    scale, q = room(blocks), torch.empty(blocks, size, size, dtype=kind, device=x.device)
+    runs = _runs(iteration.steps)
+    for index, steps in enumerate(runs):
+        _gram(x, parts, tile, tiles, iteration.precision)
+        _iterate_kernel[(blocks,)](
+            parts, scale, work, q, splits, size, steps, int(index == 0), *iteration.coefficients,
+            NORM_EPS, BLOCK=triton.next_power_of_2(size), TILE=tile, TILES=tiles, DEPTH=32,
+            PRECISION=iteration.precision, num_warps=WARPS,
+        )  # fmt: skip
+        last = index == len(runs) - 1
+        to = out if last else torch.empty(x.shape, dtype=kind, device=x.device)
+        _apply(q, x, scale if index == 0 else None, to, update if last else None, tile,
+               iteration.precision)  # fmt: skip
+        x = to
+
+
+def _gram(x: torch.Tensor, parts: torch.Tensor, tile: int, tiles: int, precision: str) -> None:
+    blocks, rows, columns = x.shape
+    splits, size = parts.shape[1:3]
+    share = triton.cdiv(triton.cdiv(columns, splits), 64) * 64
+    _gram_kernel[(tiles, splits, blocks)](
+        x, parts, *x.stride(), rows, columns, size, share, ONE_TILE=tiles == 1, TILE=tile,
+        DEPTH=128 // x.element_size(), PRECISION=precision, num_warps=WARPS,
+    )  # fmt: skip
+
+
+def _apply(
+    q: torch.Tensor, x: torch.Tensor, scale: torch.Tensor | None, out: torch.Tensor,
+    update: Update | None, tile: int, precision: str,
+) -> None:  # fmt: skip
+    blocks, rows, columns = x.shape
+    change = update or Update(0.0, None, 0.0, 0.0)
+    grid = (triton.cdiv(columns, COLUMNS), triton.cdiv(rows, tile), blocks)
+    _apply_kernel[grid](
+        q, x, q if scale is None else scale, out,
+        q if change.lr_tensor is None else change.lr_tensor, *x.stride(), *out.stride(), rows,
+        columns, q.shape[1], change.lr, change.decay, change.factor, SCALED=scale is not None,
+        UPDATE=update is not None, LR_IN_MEMORY=change.lr_tensor is not None, TILE=tile, DEPTH=32,
+        COLUMNS=COLUMNS, PRECISION=precision, num_warps=WARPS,
+    )  # fmt: skip

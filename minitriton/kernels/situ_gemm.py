@@ -1,0 +1,274 @@
+"""A dense linear layer with SiTU-GLU in its epilogue, and the activation's tile functions.
+
+    gate = x W13[:ff]^T    up = x W13[ff:]^T    out = SiTU(gate) * b2 tanh(up / b2)
+
+Source: Kimi K3 technical report, eq. 12; the layer is the first half of its dense layer 0 and of
+its shared experts. One kernel computes both halves of each output tile, so that gate and up are
+written (rounded, for the backward pass) only where a gradient will be needed, and never read again
+in the forward pass. The backward pass is one elementwise kernel and two plain products, which
+torch.mm does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+import minitriton as triton
+import minitriton.language as tl
+from minitriton.kernels import checks
+from minitriton.kernels.rows import rows_of
+from minitriton.kernels.situ import _situ, _situ_slope, _tanh, situ_glu_reference
+
+BLOCK = 1024  # elements of a row per program of the elementwise backward kernel
+GROUP = 8  # blocks of rows that walk through the columns together and share weights in L2
+
+
+@triton.jit
+def glu(gate, up, beta1, beta2, CAPPED: tl.constexpr, EXACT: tl.constexpr):
+    """SiTU-GLU of fp32 tiles."""
+    if CAPPED:
+        up = beta2 * _tanh(up / beta2, EXACT)
+    return _situ(gate, beta1, EXACT) * up
+
+
+@triton.jit
+def glu_backward(gate, up, beta1, beta2, CAPPED: tl.constexpr, EXACT: tl.constexpr):
+    """(SiTU-GLU, its slope in gate, its slope in up) of fp32 tiles."""
+    s = _situ(gate, beta1, EXACT)
+    slope = s
+    if CAPPED:
+        t = _tanh(up / beta2, EXACT)
+        up = beta2 * t
+        slope = s * (1 - t * t)
+    return s * up, _situ_slope(gate, beta1, EXACT) * up, slope
+
+
+@triton.jit
+def product(
+    a_ptrs, b_ptrs, acc, depth, a_stride, b_stride,
+    EVEN: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """acc + A B over `depth`; EVEN promises that BLOCK_K divides it."""
+    k = tl.arange(0, BLOCK_K)
+    for i in tl.range(tl.cdiv(depth, BLOCK_K)):
+        if EVEN:
+            a, b = tl.load(a_ptrs), tl.load(b_ptrs)
+        else:
+            a = tl.load(a_ptrs, mask=k[None, :] < depth - i * BLOCK_K, other=0.0)
+            b = tl.load(b_ptrs, mask=k[:, None] < depth - i * BLOCK_K, other=0.0)
+        acc = tl.dot(a, b, acc, input_precision=PRECISION)
+        a_ptrs += BLOCK_K * a_stride
+        b_ptrs += BLOCK_K * b_stride
+    return acc
+
+
+@triton.jit
+def glu_product(
+    a_ptrs, gate_ptrs, up_offset, depth, b_stride, EVEN: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Products of one left operand [ROWS, depth] with two right ones `up_offset` elements apart;
+    EVEN promises that BLOCK_K divides depth."""
+    k = tl.arange(0, BLOCK_K)
+    gate = tl.zeros([ROWS, BLOCK_N], tl.float32)
+    up = tl.zeros([ROWS, BLOCK_N], tl.float32)
+    for i in tl.range(tl.cdiv(depth, BLOCK_K)):
+        if EVEN:
+            a, b = tl.load(a_ptrs), tl.load(gate_ptrs)
+            up_b = tl.load(gate_ptrs + up_offset)
+        else:
+            inside = k[:, None] < depth - i * BLOCK_K
+            a = tl.load(a_ptrs, mask=k[None, :] < depth - i * BLOCK_K, other=0.0)
+            b = tl.load(gate_ptrs, mask=inside, other=0.0)
+            up_b = tl.load(gate_ptrs + up_offset, mask=inside, other=0.0)
+        gate = tl.dot(a, b, gate, input_precision=PRECISION)
+        up = tl.dot(a, up_b, up, input_precision=PRECISION)
+        a_ptrs += BLOCK_K
+        gate_ptrs += BLOCK_K * b_stride
+    return gate, up
+
+
+@triton.jit
+def store_glu(
+    gate, up, act_ptrs, h_ptrs, columns, mask, beta1, beta2,
+    CAPPED: tl.constexpr, EXACT: tl.constexpr, SAVE: tl.constexpr,
+):  # fmt: skip
+    """Writes SiTU-GLU(gate, up) and, with SAVE, gate and up, `columns` elements apart."""
+    element = act_ptrs.dtype.element_ty
+    if SAVE:
+        tl.store(h_ptrs, gate.to(element), mask=mask)
+        tl.store(h_ptrs + columns, up.to(element), mask=mask)
+        # the backward pass sees the rounded values: so does the activation
+        gate, up = gate.to(element).to(tl.float32), up.to(element).to(tl.float32)
+    tl.store(act_ptrs, glu(gate, up, beta1, beta2, CAPPED, EXACT).to(element), mask=mask)
+
+
+@triton.jit
+def _forward_kernel(
+    x_ptr, w_ptr, act_ptr, h_ptr, x_stride, n_stride, k_stride, rows, columns, depth, beta1, beta2,
+    CAPPED: tl.constexpr, EXACT: tl.constexpr, SAVE: tl.constexpr, EVEN: tl.constexpr,
+    PRECISION: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    GROUP: tl.constexpr,
+):  # fmt: skip
+    blocks = tl.cdiv(columns, BLOCK_N)
+    pid = tl.program_id(0)
+    tile, block = tl.swizzle2d(pid // blocks, pid % blocks, tl.cdiv(rows, ROWS), blocks, GROUP)
+    row = tile.to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    n = block * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = tl.arange(0, BLOCK_K)
+    x_ptrs = x_ptr + (row % rows)[:, None] * x_stride + k[None, :]
+    gate_ptrs = w_ptr + (n % columns).to(tl.int64)[None, :] * n_stride + k[:, None] * k_stride
+    up_offset = columns.to(tl.int64) * n_stride
+    gate, up = glu_product(
+        x_ptrs, gate_ptrs, up_offset, depth, k_stride, EVEN, ROWS, BLOCK_N, BLOCK_K, PRECISION
+    )
+    mask = (row < rows)[:, None] & (n < columns)[None, :]
+    act_ptrs = act_ptr + row[:, None] * columns + n[None, :]
+    h_ptrs = h_ptr + row[:, None] * (2 * columns) + n[None, :]
+    store_glu(gate, up, act_ptrs, h_ptrs, columns, mask, beta1, beta2, CAPPED, EXACT, SAVE)
+
+
+@triton.jit
+def _backward_kernel(
+    grad_ptr, h_ptr, dh_ptr, grad_stride, columns, beta1, beta2,
+    CAPPED: tl.constexpr, EXACT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < columns
+    grad = tl.load(grad_ptr + row * grad_stride + at, mask=mask).to(tl.float32)
+    h_ptr += row * (2 * columns)
+    gate = tl.load(h_ptr + at, mask=mask).to(tl.float32)
+    up = tl.load(h_ptr + columns + at, mask=mask).to(tl.float32)
+    _, dgate, dup = glu_backward(gate, up, beta1, beta2, CAPPED, EXACT)
+    dh_ptr += row * (2 * columns)
+    element = dh_ptr.dtype.element_ty
+    tl.store(dh_ptr + at, (grad * dgate).to(element), mask=mask)
+    tl.store(dh_ptr + columns + at, (grad * dup).to(element), mask=mask)
+
+
+def situ_glu_linear(
+    x: torch.Tensor, w13: torch.Tensor, beta1: float = 4.0, beta2: float | None = 25.0
+) -> torch.Tensor:
+    """SiTU(x W1^T) * b2 tanh(x W3^T / b2) with W1, W3 the halves of w13; differentiable in both.
+
+    x: [..., d]; w13: [2 ff, d], the ff rows of the gate first, then those of `up`; one dtype out of
+    fp32, bf16, fp16 and one device; d, ff >= 1. A transposed w13 is read in place. The result is
+    [..., ff], contiguous, in that dtype. beta2 = None leaves `up` uncapped. Where a gradient is
+    wanted, gate and up are kept in that dtype (2 ff numbers per row). fp32 is multiplied as three
+    tf32 products. KernelArgumentError names the argument that does not fit.
+    """
+    checks.float_tensor("x", x)
+    checks.float_tensor("w13", w13)
+    if w13.dim() != 2 or w13.shape[0] % 2 or 0 in w13.shape or w13.shape[1] != x.shape[-1]:
+        raise checks.KernelArgumentError(
+            f"argument 'w13': shape {tuple(w13.shape)}; 'x' of shape {tuple(x.shape)} needs "
+            f"(2 ff, {x.shape[-1]})"
+        )
+    for what in ("dtype", "device"):
+        if getattr(w13, what) != getattr(x, what):
+            raise checks.KernelArgumentError(
+                f"argument 'w13': {what} {getattr(w13, what)} differs from that of 'x', "
+                f"{getattr(x, what)}"
+            )
+    cap = None if beta2 is None else checks.positive("beta2", beta2)
+    save = torch.is_grad_enabled() and (x.requires_grad or w13.requires_grad)
+    return _situ_glu_linear_op(x, w13, checks.positive("beta1", beta1), cap, save)[0]
+
+
+def situ_glu_linear_reference(
+    x: torch.Tensor, w13: torch.Tensor, beta1: float = 4.0, beta2: float | None = 25.0
+) -> torch.Tensor:
+    """`situ_glu_linear` in plain torch, in the dtype of its arguments."""
+    gate, up = (x @ w13.T).chunk(2, -1)
+    return situ_glu_reference(gate, up, beta1, beta2)
+
+
+def glu_config(dtype: torch.dtype, rows: int) -> dict[str, int]:
+    """Launch configuration for `rows` rows per tile (16, 64 or 128) of two products."""
+    if dtype == torch.float32:
+        return {"BLOCK_N": 32, "BLOCK_K": 32, "num_warps": 4 if rows < 128 else 8, "num_stages": 3}
+    if rows <= 16:  # few rows: the weights stream through, so many bytes in flight
+        return {"BLOCK_N": 64, "BLOCK_K": 64, "num_warps": 4, "num_stages": 4}
+    config = {"BLOCK_N": 64, "BLOCK_K": 32, "num_warps": 4 if rows < 128 else 8, "num_stages": 4}
+    # 16 warps per SM; fp16's epilogue, with the longer tanh, would spill
+    return config | ({"maxnreg": 128} if dtype == torch.bfloat16 else {})
+
+
+def _tile_rows(rows: int) -> int:
+    return 16 if rows <= 16 else 64 if rows <= 64 else 128
+
+
+def strided_weight(w: torch.Tensor) -> torch.Tensor:
+    """w with contiguous rows or columns: itself where its strides allow it."""
+    return w if 1 in w.stride()[-2:] else w.contiguous()
+
+
+def _dense(x: torch.Tensor) -> torch.Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+@torch.library.custom_op("minitriton::situ_glu_linear", mutates_args=())
+def _situ_glu_linear_op(
+    x: torch.Tensor, w13: torch.Tensor, beta1: float, beta2: float | None, save: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    out, h = _empty_outputs(x, w13, save)
+    if out.numel() == 0:
+        return out, h
+    a, w = _dense(rows_of(x)), strided_weight(w13)
+    rows, (columns, depth) = a.shape[0], (w.shape[0] // 2, w.shape[1])
+    tile = _tile_rows(rows)
+    config = glu_config(x.dtype, tile)
+    grid = (triton.cdiv(rows, tile) * triton.cdiv(columns, config["BLOCK_N"]),)
+    _forward_kernel[grid](
+        a, w, out, h, a.stride(0), *w.stride(), rows, columns, depth, beta1, beta2 or 1.0,
+        CAPPED=beta2 is not None, EXACT=x.dtype != torch.bfloat16, SAVE=save,
+        EVEN=depth % config["BLOCK_K"] == 0, PRECISION="tf32x3", ROWS=tile, GROUP=GROUP, **config,
+    )  # fmt: skip
+    return out, h
+
+
+@torch.library.custom_op("minitriton::situ_glu_linear_backward", mutates_args=())
+def _backward_op(
+    grad: torch.Tensor, h: torch.Tensor, beta1: float, beta2: float | None
+) -> torch.Tensor:
+    """Gradient of h = [gate, up] as a matrix of rows."""
+    dh = torch.empty_like(h)
+    if dh.numel() > 0:
+        dy = _dense(rows_of(grad))
+        rows, columns = dy.shape
+        _backward_kernel[(rows, triton.cdiv(columns, BLOCK))](
+            dy, h, dh, dy.stride(0), columns, beta1, beta2 or 1.0, CAPPED=beta2 is not None,
+            EXACT=h.dtype != torch.bfloat16, BLOCK=BLOCK,
+        )  # fmt: skip
+    return dh
+
+
+def _empty_outputs(
+    x: torch.Tensor, w13: torch.Tensor, save: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    out = x.new_empty(*x.shape[:-1], w13.shape[0] // 2)
+    return out, x.new_empty(x.numel() // x.shape[-1] if save else 0, w13.shape[0])
+
+
+_situ_glu_linear_op.register_fake(lambda x, w13, beta1, beta2, save: _empty_outputs(x, w13, save))
+_backward_op.register_fake(lambda grad, h, beta1, beta2: torch.empty_like(h))
+
+
+def _save(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.save_for_backward(inputs[0], inputs[1], output[1])
+    ctx.betas = inputs[2:4]
+    ctx.mark_non_differentiable(output[1])
+
+
+def _differentiate(ctx: Any, grad: torch.Tensor, _: Any) -> Any:
+    x, w13, h = ctx.saved_tensors
+    dh = _backward_op(grad, h, *ctx.betas)
+    dx = (dh @ w13).view(x.shape) if ctx.needs_input_grad[0] else None
+    dw = dh.T @ x.reshape(-1, x.shape[-1]) if ctx.needs_input_grad[1] else None
+    return dx, dw, None, None, None
+
+
+_situ_glu_linear_op.register_autograd(_differentiate, setup_context=_save)
