@@ -1,9 +1,8 @@
 """Which values of a loop body can be computed iterations ahead, and clones that do so.
 
 A value qualifies if it is a pure function of the induction variable, loop invariants, carried
-values whose own updates qualify, and scalars loaded at addresses that qualify (page numbers, say:
-the loop must not write memory); no loads of tiles, dots or reductions take part. A carried value
-that needs a load does not qualify.
+values whose own updates qualify, and scalars loaded at addresses that qualify (page numbers, say);
+no loads of tiles, dots or reductions take part. A carried value that needs a load does not qualify.
 """
 
 from __future__ import annotations
@@ -22,9 +21,11 @@ _CHEAP = frozenset(
 
 
 class AheadOfTime:
-    """Analysis of one scf.for; `carried` collects the iter args that qualified values need."""
+    """Analysis of one scf.for; `carried` collects the iter args that qualified values need.
+    loads: whether scalars may be loaded ahead, as the loop does not write where they stand."""
 
-    def __init__(self, loop: ir.Operation) -> None:
+    def __init__(self, loop: ir.Operation, *, loads: bool) -> None:
+        self.loads = loads
         self.body = loop.regions[0].blocks[0]
         self.induction, *self.arguments = self.body.arguments
         self.updates = list(terminator_of(self.body).operands)
@@ -35,12 +36,12 @@ class AheadOfTime:
         """Whether all of `values` can be computed ahead; if so their iter args are recorded."""
         needed: list[int] = []
         for value in values:
-            if not self._check(value, needed):
+            if not self._check(value, needed, self.loads):
                 return False
         self.carried += [index for index in needed if index not in self.carried]
         return True
 
-    def _check(self, value: Value, needed: list[int], loads: bool = True) -> bool:
+    def _check(self, value: Value, needed: list[int], loads: bool) -> bool:
         if block_of(value) != self.body or value == self.induction:
             return True
         if isinstance(value, ir.BlockArgument):
@@ -48,7 +49,7 @@ class AheadOfTime:
             if index in needed:
                 return True
             needed.append(index)
-            return self._check(self.updates[index], needed, loads=False)
+            return self._check(self.updates[index], needed, False)
         op = value.owner.operation
         if _is_scalar_load(op):
             allowed = loads

@@ -59,9 +59,7 @@ def rewrite_loop(
     """Replaces `loop`; `ahead` has checked the addresses and masks of `loads`; stages >= 2."""
     builder = Builder(ir.InsertionPoint(loop), loop.location)
     i32 = ir.IntegerType.get_signless(32)
-    buffers = [
-        _Buffer(load, slot, stages, is_fixed(load, ahead), builder) for load, slot in loads
-    ]
+    buffers = [_Buffer(load, slot, stages, is_fixed(load, ahead), builder) for load, slot in loads]
     lower, upper, step, *inits = loop.operands
     # prologue: iterations 0 .. stages-2
     state = {ahead.arguments[index]: inits[index] for index in ahead.carried}

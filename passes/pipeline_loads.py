@@ -6,8 +6,8 @@
 
 A tile that is the same in every iteration is copied once, before the loop, and stays there.
 Requires: layouts. Ensures: the same values; copies past the last iteration are masked off. A loop
-that may write global memory it reads (`_may_overwrite`), and loads whose address or mask cannot be computed ahead, are left
-alone; remarks say why.
+that may write global memory it reads (`_may_overwrite`), and loads whose address or mask cannot be
+computed ahead, are left alone; remarks say why.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from minitriton.ir.types import bit_width
 from minitriton.passes.ahead_of_time import AheadOfTime
 from minitriton.passes.dead_arguments import pass_through_dead_arguments
 from minitriton.passes.multi_buffer import is_fixed, rewrite_loop
-from minitriton.passes.op_classes import is_tile, widens
+from minitriton.passes.op_classes import is_elementwise, is_tile, widens
 from minitriton.passes.remarks import add_remark
 from minitriton.passes.simplify import share_loads, upstream
 from minitriton.passes.tile_pass import PassOptions
@@ -83,10 +83,12 @@ def _pipeline(
     ]
     if not feeding or stages <= 1:
         return False
-    if _may_overwrite(loop, feeding, kernel_of(module).regions[0].blocks[0]):
+    body, entry = loop.regions[0].blocks[0], kernel_of(module).regions[0].blocks[0]
+    if _may_overwrite(loop, feeding, entry):
         add_remark(module, loop, "loop not pipelined: it may write memory that it reads")
         return False
-    ahead = AheadOfTime(loop)
+    scalars = [op for op in ops_of(body) if op.name == "mt.load" and not is_tile(op.results[0])]
+    ahead = AheadOfTime(loop, loads=not _may_overwrite(loop, scalars, entry))
     staged = []
     for load in feeding:
         reason = _refusal(load, ahead, facts)
@@ -183,15 +185,18 @@ def _stage(load: ir.Operation, facts: AxisFacts) -> Staged:
 
 def _dot_operand(load: ir.Operation) -> int | None:
     """The operand position of a dot that the load reaches through conversions, casts and
-    transposes (as seen in the load's own order of dimensions); None where it reaches none."""
+    transposes (as seen in the load's own order of dimensions), bytes also through arithmetic
+    (scales of quantised operands); None where it reaches none."""
     pending = [(load.results[0], False)]
+    quantised = bit_width(element_of(load.results[0].type)) == 8
     while pending:
         value, flipped = pending.pop()
         for use in value.uses:
             user = use.owner.operation
             if user.name == "mt.dot" and use.operand_number < 2:
                 return use.operand_number ^ flipped
-            if user.name == "mt.convert_layout" or widens(user) or user.name == "arith.bitcast":
+            moves = user.name in ("mt.convert_layout", "arith.bitcast") or widens(user)
+            if moves or (quantised and is_elementwise(user.name)):
                 pending.append((user.results[0], flipped))
             elif user.name == "mt.trans":
                 order = int_array(user, "order")

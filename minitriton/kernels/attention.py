@@ -18,9 +18,9 @@ from minitriton.kernels.attention_tiles import (
     PRECISIONS,
     Operands,
     Plan,
+    attention_dropout_mask,
     channel_tiles,
     dense,
-    dropout_mask,
 )
 from minitriton.kernels.checks import KernelArgumentError
 
@@ -80,7 +80,7 @@ def attention_reference(
     causal: bool = True,
     scale: float | None = None,
     dropout: float = 0.0,
-    seed: int | None = None,
+    seed: int | torch.Tensor = 0,
     cu_seqlens: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(out, lse) of `attention` in plain torch, in the dtype of its arguments."""
@@ -89,7 +89,7 @@ def attention_reference(
         mask = None
         if dropout:
             shape = (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
-            mask = dropout_mask(seed, shape, dropout, q.device) / (1 - dropout)
+            mask = attention_dropout_mask(seed, shape, dropout).to(q.device) / (1 - dropout)
         return _reference(q, k, v, causal, width, mask)
     ends = cu_seqlens.tolist()
     outs, lses = [], []
@@ -98,7 +98,8 @@ def attention_reference(
         mask = None
         if dropout:
             shape = (len(ends) - 1, q.shape[2], high - low, high - low)
-            mask = dropout_mask(seed, shape, dropout, q.device)[i : i + 1] / (1 - dropout)
+            kept = attention_dropout_mask(seed, shape, dropout)[i : i + 1]
+            mask = kept.to(q.device) / (1 - dropout)
         out, lse = _reference(q[:, part], k[:, part], v[:, part], causal, width, mask)
         outs.append(out)
         lses.append(lse)
@@ -119,17 +120,6 @@ def _reference(
     return torch.einsum("bhqk,bkhd->bqhd", p if mask is None else p * mask, v), lse
 
 
-def attention_dropout_mask(
-    seed: int, shape: tuple[int, int, int, int], dropout: float
-) -> torch.Tensor:
-    """Truth values [batch, heads, queries, keys]: what `attention` with this seed keeps.
-
-    Plain torch, on the CPU. For packed sequences the first dimension counts sequences, and rows and
-    columns of each start at 0. The counters of Philox are written down in attention_tiles.py.
-    """
-    return dropout_mask(seed, shape, dropout)
-
-
 def attend(
     q: torch.Tensor, k: torch.Tensor, rest: torch.Tensor | None, v: torch.Tensor,
     gate: torch.Tensor | None, *, causal: bool, **settings: Any,
@@ -143,8 +133,7 @@ def check_settings(
     precision: object, out_dtype: object,
 ) -> dict[str, Any]:  # fmt: skip
     """The arguments that do not depend on the kind of attention, as `attend` takes them."""
-    if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout < 1:
-        raise KernelArgumentError(f"argument 'dropout': must be in [0, 1), got {dropout!r}")
+    dropout = checks.fraction("dropout", dropout)
     if precision not in PRECISIONS:
         raise KernelArgumentError(
             f"argument 'precision': {precision!r}; it is one of {', '.join(PRECISIONS)}"
@@ -157,7 +146,7 @@ def check_settings(
         "cu_seqlens": _check_sequences(cu_seqlens, q),
         "seed": _check_seed(seed, dropout, q.device),
         "scale": q.shape[3] ** -0.5 if scale is None else checks.positive("scale", scale),
-        "dropout": float(dropout),
+        "dropout": dropout,
         "precision": precision,
         "out_dtype": q.dtype if out_dtype is None else out_dtype,
     }
@@ -183,12 +172,12 @@ def check_shape(
             f"argument '{name}': shape {tuple(tensor.shape)}; 'q' of shape {tuple(q.shape)} needs "
             f"({shown})"
         )
-    for what in ("dtype", "device") if exact else ("device",):
-        mine, theirs = getattr(tensor, what), getattr(q, what)
-        if mine != theirs:
-            raise KernelArgumentError(
-                f"argument '{name}': {what} {mine} differs from that of 'q', {theirs}"
-            )
+    if exact:
+        return checks.like_but_shape(name, tensor, "q", q)
+    if tensor.device != q.device:
+        raise KernelArgumentError(
+            f"argument '{name}': device {tensor.device} differs from that of 'q', {q.device}"
+        )
     return tensor
 
 
@@ -303,7 +292,7 @@ def _call(
 ) -> tuple[Operands, Plan]:  # fmt: skip
     keys = dense(k)
     if rest is None:
-        head = channel_tiles(q.shape[3], v.shape[3])["HEAD"]
+        head = channel_tiles(q.shape[3], v.shape[3], q.element_size())["HEAD"]
         others = keys[..., head:] if head < k.shape[3] else keys
     else:
         others = dense(rest)[:, :, None].expand(-1, -1, k.shape[2], -1)
@@ -354,9 +343,7 @@ def _differentiate(ctx: Any, grad: torch.Tensor | None, dlse: torch.Tensor | Non
     out, lse, q, k, rest, v, gate, *lists = ctx.saved_tensors
     if grad is None:
         grad = torch.zeros_like(out)
-    gradients = _attend_backward_op(
-        grad, dlse, out, lse, q, k, rest, v, gate, *lists, *ctx.numbers
-    )
+    gradients = _attend_backward_op(grad, dlse, out, lse, q, k, rest, v, gate, *lists, *ctx.numbers)
     dq, dk, drest, dv, dgate = gradients
     return (
         dq, dk, None if rest is None else drest, dv, None if gate is None else dgate, *[None] * 7

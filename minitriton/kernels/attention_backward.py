@@ -34,6 +34,7 @@ from minitriton.kernels.attention_tiles import (
 )
 
 PREPARED_ROWS = 32
+Tile = tuple[int, int, int, int]
 SHARED_PROGRAMS = 2048  # of the kernel that sums over heads: enough for any GPU
 _DO = ("do_batch", "do_token", "do_head")
 
@@ -149,7 +150,8 @@ def _dkdv_kernel(
     REST: tl.constexpr = C.REST if C.REST > 0 else 16
     dk2 = tl.zeros([C.BLOCK_N, REST], tl.float32)
     to = tl.cast(batch * key_tokens + begin, tl.int64)
-    for head in tl.range(tl.program_id(1) * group, tl.minimum(heads, (tl.program_id(1) + 1) * group)):
+    first_head = tl.program_id(1) * group
+    for head in tl.range(first_head, tl.minimum(heads, first_head + group)):
         q = at_head(q_ptr, q_batch, q_token, q_head, batch, begin, head, C.ALIGN)
         k = at_head(k_ptr, k_batch, k_token, k_head, batch, begin, head, C.ALIGN)
         v = at_head(v_ptr, v_batch, v_token, v_head, batch, begin, head, C.ALIGN)
@@ -180,7 +182,8 @@ def _dkdv_kernel(
     if C.SHARED:
         to += tl.program_id(1).to(tl.int64) * batches * key_tokens
         width: tl.constexpr = C.QK - C.HEAD
-        store_tile(drest_ptr + to * width, width, first, keys, dk2 * (scale / LOG2E), C.BLOCK_N, width, REST)
+        drest = dk2 * (scale / LOG2E)
+        store_tile(drest_ptr + to * width, width, first, keys, drest, C.BLOCK_N, width, REST)
 
 
 @triton.jit
@@ -292,9 +295,9 @@ def backward(
     dq: torch.Tensor, dk: torch.Tensor, drest: torch.Tensor, dv: torch.Tensor,
 ) -> None:  # fmt: skip
     """Fills dq, dk, dv, contiguous; drest [B, T, R], what the heads share, if plan.SHARED."""
-    block_m, block_n, warps, stages = _tile(plan, call.q.element_size())
     align = min(plan.ALIGN, alignment_of([dout]))
-    plan = dataclasses.replace(plan, BLOCK_M=block_m, BLOCK_N=block_n, ALIGN=align)
+    (block_m, block_n, warps, stages), dq_tile = _tiles(plan, call.q.element_size())
+    plan = dataclasses.replace(plan, BLOCK_M=block_m, BLOCK_N=block_n, ALIGN=align, GATED=False)
     batch, tokens, heads, _ = call.q.shape
     key_tiles = tiles_of(call.k.shape[1], block_n, call.cu_seqlens)
     groups = min(heads, triton.cdiv(SHARED_PROGRAMS, key_tiles * batch)) if plan.SHARED else heads
@@ -308,6 +311,8 @@ def backward(
         call.q, call.k, call.rest, call.v, dout, lse, delta, dk, partial, dv, *call.lists(),
         *strides, *call.numbers(), group, C=plan, num_warps=warps, num_stages=stages,
     )  # fmt: skip
+    block_m, block_n, warps, stages = dq_tile
+    plan = dataclasses.replace(plan, BLOCK_M=block_m, BLOCK_N=block_n)
     _dq_kernel[tiles_of(tokens, block_m, call.cu_seqlens), heads, batch](
         call.q, call.k, call.rest, call.v, dout, lse, delta, dq, *call.lists(), *strides,
         *call.numbers(), C=plan, num_warps=warps, num_stages=stages,
@@ -316,9 +321,18 @@ def backward(
         drest.copy_(partial.sum(0))
 
 
-def _tile(plan: Plan, element_size: int) -> tuple[int, int, int, int]:
-    """(BLOCK_M, BLOCK_N, num_warps, num_stages) that spill nothing and fit in 163 KB."""
+def _tiles(plan: Plan, element_size: int) -> tuple[Tile, Tile]:
+    """(BLOCK_M, BLOCK_N, num_warps, num_stages) of the kernel for dk and dv and of that for dq:
+    measured, so that nothing spills and all fits in the 99 KB of the smallest GPU."""
     widest = max(plan.TILE + plan.REST, plan.V_TILE)
     if element_size == 4:
-        return (32, 32, 4, 2)
-    return (64, 64, 4, 2) if widest <= 64 else (64, 64, 8, 2)
+        if widest <= 64:
+            return (32, 32, 8, 2), (32, 32, 8, 2)
+        return ((16, 32, 8, 2) if widest <= 128 else (16, 16, 8, 2),) * 2
+    if widest <= 64:
+        return (64, 64, 8, 2), (64, 64, 8, 2)
+    if widest <= 128:
+        return (32, 64, 8, 2), (64, 32, 8, 2)
+    if plan.TILE <= 128 and plan.V_TILE <= 128:
+        return (16, 64, 8, 2), (64, 32, 8, 2)
+    return (16, 32, 8, 2), (32, 16, 8, 2)

@@ -20,9 +20,9 @@ import torch
 
 import minitriton as triton
 import minitriton.language as tl
+from minitriton.kernels.philox import philox_words, threshold_of
 
 LOG2E = tl.constexpr(1.4426950408889634)
-WORD = 2**32
 PRECISIONS = ("tf32", "tf32x3", "ieee")
 UNSPECIALIZED = (  # their values change no code
     "q_batch", "q_token", "q_head", "k_batch", "k_token", "k_head", "rest_batch", "rest_token",
@@ -153,12 +153,14 @@ def channel_tile(channels: int) -> int:
     return max(16, triton.next_power_of_2(channels))
 
 
-def channel_tiles(qk: int, v: int) -> dict[str, int]:
+def channel_tiles(qk: int, v: int, element_size: int) -> dict[str, int]:
     """The fields of a Plan that say how channels are tiled."""
     whole = channel_tile(qk)
     first = whole // 2
     rest = channel_tile(qk - first) if qk < whole else 0
     sizes = {"QK": qk, "V": v, "V_TILE": channel_tile(v)}
+    if element_size == 4 and qk > 128:  # 256 in one product would need too many registers
+        return {**sizes, "HEAD": 128, "TILE": 128, "REST": channel_tile(qk - 128)}
     if first < 16 or rest in (0, first):
         return {**sizes, "HEAD": qk, "TILE": whole, "REST": 0}
     return {**sizes, "HEAD": first, "TILE": first, "REST": rest}
@@ -193,11 +195,6 @@ def dense(x: torch.Tensor) -> torch.Tensor:
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
-def threshold_of(dropout: float) -> int:
-    """Words below it drop their entry."""
-    return min(WORD - 1, round(dropout * WORD))
-
-
 @dataclass(frozen=True)
 class Operands:
     """What all kernels read. q, k, v: [B, T, H, D] with dense rows, not empty; rest: the channels
@@ -214,7 +211,7 @@ class Operands:
     dropout: float
 
     def plan(self, causal: bool, shared: bool, precision: str) -> Plan:
-        sizes = channel_tiles(self.q.shape[3], self.v.shape[3])
+        sizes = channel_tiles(self.q.shape[3], self.v.shape[3], self.q.element_size())
         if shared:
             head, rest = self.k.shape[3], self.rest.shape[3]
             sizes.update(HEAD=head, TILE=channel_tile(head), REST=channel_tile(rest))
@@ -251,34 +248,21 @@ def tiles_of(queries: int, block: int, cu_seqlens: torch.Tensor | None) -> int:
     return queries // block + cu_seqlens.shape[0] - 1
 
 
-def dropout_mask(
-    seed: int, shape: tuple[int, int, int, int], dropout: float, device: object = "cpu"
+def attention_dropout_mask(
+    seed: int | torch.Tensor, shape: tuple[int, int, int, int], dropout: float
 ) -> torch.Tensor:
-    """True where `attention` with this seed keeps a probability; [batch, heads, queries, keys].
+    """Truth values [batch, heads, queries, keys] on the CPU: what `attention` with this seed keeps.
 
-    Plain torch twin of the kernels' Philox; packed sequences take the place of the batch.
+    Plain torch twin of the kernels' Philox, whose counters stand at the top of this file. For packed
+    sequences the first dimension counts sequences; rows and columns of each start at 0.
     """
     batch, heads, queries, keys = shape
     row = torch.arange(queries, dtype=torch.int64)[:, None]
     column = torch.arange(keys, dtype=torch.int64)[None, :]
     plane = torch.arange(batch * heads, dtype=torch.int64)[:, None, None]
-    words = _philox(
+    words = philox_words(
         seed, [8 * (row // 16) + row % 8, 8 * (column // 16) + column % 8, plane, plane * 0]
     )
     index = 2 * (row // 8 % 2) + column // 8 % 2
     chosen = torch.gather(words, 0, index.expand(1, batch * heads, queries, keys))[0]
-    return (chosen >= threshold_of(dropout)).view(shape).to(device)
-
-
-def _philox(seed: int, counters: list[torch.Tensor]) -> torch.Tensor:
-    """Four words of Philox 4x32-10 per counter, stacked; int64 holding 32 bits."""
-    c0, c1, c2, c3 = torch.broadcast_tensors(*counters)
-    low, high = seed % WORD, seed // WORD % WORD
-    for _ in range(10):
-        first, second = c0 * 0xD2511F53, c2 * 0xCD9E8D57  # modulo 2^64, the sign bit included
-        c0, c1, c2, c3 = (
-            (second >> 32) % WORD ^ c1 ^ low, second % WORD,
-            (first >> 32) % WORD ^ c3 ^ high, first % WORD,
-        )  # fmt: skip
-        low, high = (low + 0x9E3779B9) % WORD, (high + 0xBB67AE85) % WORD
-    return torch.stack([c0, c1, c2, c3])
+    return (chosen >= threshold_of(dropout)).view(shape)

@@ -176,15 +176,18 @@ def table(bank: list[torch.Tensor]) -> tuple[tuple[torch.Tensor, ...], int]:
 
 
 def shape_of_program(values: torch.Tensor, light: bool) -> dict[str, int]:
-    """Launch options for programs that hold rows of `values`.
+    """Launch options for programs that hold rows of `values`: 32 elements per thread, 16 in fp32.
 
-    A thread holds 32 elements of a row in 128 registers, so that two of the largest programs fit an
-    SM, or 16 where that spills: in fp32, and where little else is `light`.
+    From sm_90 on, 128 registers are enough for that, so that two programs of the widest rows fit an
+    SM; where more than the plain mix is to be done, 16 elements. Older targets would spill.
     """
     block = triton.next_power_of_2(values.shape[-1])
-    if light and values.dtype != torch.float32:
-        return {"BLOCK": block, "num_warps": max(1, block // 1024), "maxnreg": 128}
-    return {"BLOCK": block, "num_warps": max(1, block // 512)}
+    if values.dtype == torch.float32:
+        return {"BLOCK": block, "num_warps": max(1, block // 512)}
+    options = {"BLOCK": block, "num_warps": max(1, block // 1024)}
+    if not values.is_cuda or torch.cuda.get_device_capability(values.device) < (9, 0):
+        return options
+    return options | ({"maxnreg": 128} if light else {"num_warps": max(1, block // 512)})
 
 
 @torch.library.custom_op("minitriton::attn_res", mutates_args=())
@@ -241,15 +244,17 @@ def _mix_backward_op(
     programs = min(tokens, max(1, PARTIALS // options["BLOCK"]))
     u = query.float() * norm_weight.float()
     partial = u.new_empty(1 if out_weight is None else 2, programs, columns)
+    height = max(32, triton.next_power_of_2(bank.count + 1))
+    slopes = u.new_empty(programs, 3, height)
     dy = rows_of(grad)
     more, also = (dy if x is None else rows_of(x) for x in (grad_sum, grad_mixed))
     backward_kernel[(programs,)](
         dy, more, also, mixed, bank.pointers, bank.last, u,
-        u if out_weight is None else out_weight.contiguous(), stats, dsources, partial[0],
-        partial[-1], dy.stride(0), more.stride(0), also.stride(0), bank.source_stride,
+        u if out_weight is None else out_weight.contiguous(), stats, slopes, dsources,
+        partial[0], partial[-1], dy.stride(0), more.stride(0), also.stride(0), bank.source_stride,
         bank.token_stride, bank.last.stride(0), bank.count, tokens, columns, out_eps,
         SUM=grad_sum is not None, MIXED=grad_mixed is not None, NORM=out_weight is not None,
-        SOURCES=max(32, triton.next_power_of_2(bank.count + 1)), **options,
+        SOURCES=height, **options,
     )  # fmt: skip
     sums = partial.sum(1)
     if out_weight is not None:

@@ -144,10 +144,20 @@ def _norm_gradient(grad, mixed_row, weight_ptr, partial_ptr, again, at, mask, co
     return r * (grad - h * (tl.sum(grad * h) / columns))
 
 
+@triton.jit
+def _source_gradient(grad, v, u_ptr, slope_ptr, at, mask, SOURCES: tl.constexpr):
+    """Gradient of a source, through its weight in the mix and through its logit; and dlogit."""
+    weight, dlogit = tl.load(slope_ptr), tl.load(slope_ptr + SOURCES)
+    decay = tl.load(slope_ptr + 2 * SOURCES)
+    # read again for each source, from L1: registers for it would spill
+    u = tl.load(u_ptr + at, mask=mask, other=0.0)
+    return weight * grad + dlogit * u - decay * v, dlogit
+
+
 @triton.jit(do_not_specialize=["bank", "tokens"])
 def backward_kernel(
     grad_ptr, grad_sum_ptr, grad_mixed_ptr, mixed_ptr, bank_ptrs, last_ptr, u_ptr, out_weight_ptr,
-    stats_ptr, dsources_ptr, du_ptr, dout_weight_ptr, grad_stride, grad_sum_stride,
+    stats_ptr, slopes_ptr, dsources_ptr, du_ptr, dout_weight_ptr, grad_stride, grad_sum_stride,
     grad_mixed_stride, source_stride, token_stride, last_stride, bank, tokens, columns, out_eps,
     SUM: tl.constexpr, MIXED: tl.constexpr, NORM: tl.constexpr, SOURCES: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -159,6 +169,7 @@ def backward_kernel(
     sources = bank + 1
     program = tl.program_id(0)
     partial = program.to(tl.int64) * columns
+    slopes_ptr += program * 3 * SOURCES
     du = tl.zeros([BLOCK], tl.float32)
     for t in tl.range(program, tokens, tl.num_programs(0)):
         token = t.to(tl.int64)
@@ -189,24 +200,26 @@ def backward_kernel(
         # relative to the source of the highest logit: no cancellation where it takes all
         dots -= tl.max(tl.where(logits == tl.max(logits), dots, -float("inf")))
         dlogits = weights * (dots - tl.sum(weights * dots)) * scales
-        decays = dlogits * logits * scales / columns
-        dsource_ptr = dsources_ptr + token * columns
-        for j in tl.range(sources):  # the bank backwards: what was read last is still in cache
-            is_last = j == bank
-            i = tl.where(is_last, bank, bank - 1 - j)
-            weight = tl.sum(tl.where(source == i, weights, 0.0))
-            dlogit = tl.sum(tl.where(source == i, dlogits, 0.0))
-            decay = tl.sum(tl.where(source == i, decays, 0.0))
-            row_ptr = _row(bank_ptrs, i, source_stride, offset)
-            row_ptr = tl.where(is_last, last_ptr + token * last_stride, row_ptr)
-            v = tl.load(row_ptr + at, mask=mask, other=0.0).to(tl.float32)
-            # read again for each source, from L1: registers for it would spill
-            u = tl.load(u_ptr + at, mask=mask, other=0.0)
-            dv = weight * grad + dlogit * u - decay * v
-            if SUM:
-                more_ptr = grad_sum_ptr + token * grad_sum_stride
-                dv += tl.load(more_ptr + at, mask=mask & is_last, other=0.0).to(tl.float32)
-            du += dlogit * v
-            to = dsource_ptr + i.to(tl.int64) * tokens * columns
-            tl.store(to + at, dv.to(dsources_ptr.dtype.element_ty), mask=mask)
+        # through memory, of which each program has its own: no exchange for each source below
+        tl.store(slopes_ptr + source, weights)
+        tl.store(slopes_ptr + SOURCES + source, dlogits)
+        tl.store(slopes_ptr + 2 * SOURCES + source, dlogits * logits * scales / columns)
+        tl.debug_barrier()
+        to = dsources_ptr + token * columns
+        stride = tokens.to(tl.int64) * columns
+        for j in tl.range(bank):  # backwards: what was read last is still in cache
+            i = bank - 1 - j
+            v = tl.load(_row(bank_ptrs, i, source_stride, offset) + at, mask=mask, other=0.0)
+            dv, dlogit = _source_gradient(
+                grad, v.to(tl.float32), u_ptr, slopes_ptr + i, at, mask, SOURCES
+            )
+            du += dlogit * v.to(tl.float32)
+            tl.store(to + i * stride + at, dv.to(dsources_ptr.dtype.element_ty), mask=mask)
+        v = tl.load(last_ptr + token * last_stride + at, mask=mask, other=0.0).to(tl.float32)
+        dv, dlogit = _source_gradient(grad, v, u_ptr, slopes_ptr + bank, at, mask, SOURCES)
+        du += dlogit * v
+        if SUM:
+            more = tl.load(grad_sum_ptr + token * grad_sum_stride + at, mask=mask, other=0.0)
+            dv += more.to(tl.float32)
+        tl.store(to + bank * stride + at, dv.to(dsources_ptr.dtype.element_ty), mask=mask)
     tl.store(du_ptr + partial + at, du, mask=mask)

@@ -173,7 +173,17 @@ def attn_res_merge(
     checks.float_tensor("prefix", prefix)
     checks.like("acc", acc, "prefix", prefix)
     for name, value in (("m", m), ("l", l)):
-        checks.like(name, value, "acc[..., 0] in float32", acc.detach()[..., 0].float())
+        if not isinstance(value, torch.Tensor):
+            raise checks.KernelArgumentError(
+                f"argument '{name}': expected a tensor, got {type(value).__name__}"
+            )
+        found = (tuple(value.shape), value.dtype, value.device)
+        wanted = (tuple(prefix.shape[:-1]), torch.float32, prefix.device)
+        if found != wanted:
+            raise checks.KernelArgumentError(
+                f"argument '{name}': {found[0]}, {found[1]}, {found[2]}; 'prefix' of shape "
+                f"{tuple(prefix.shape)} needs {wanted[0]}, {wanted[1]}, {wanted[2]}"
+            )
     checks.vector("query", query, "prefix", prefix)
     checks.vector("norm_weight", norm_weight, "prefix", prefix)
     if delta is not None:

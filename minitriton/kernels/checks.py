@@ -133,3 +133,19 @@ def no_gradient(instead: str, **tensors: object) -> None:
                 f"argument '{name}': requires a gradient, but this function has no backward pass; "
                 f"{instead}"
             )
+
+
+def whole(name: str, value: object, most: int) -> int:
+    """`value` if it is a whole number from 1 to `most`."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise KernelArgumentError(
+            f"argument '{name}': must be a whole number from 1 to {most}, got {value!r}"
+        )
+    return value
+
+
+def fraction(name: str, value: object) -> float:
+    """`value` as a float if it is a number in [0, 1)."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+        raise KernelArgumentError(f"argument '{name}': must be in [0, 1), got {value!r}")
+    return float(value)

@@ -128,6 +128,55 @@ def embedding(
     )  # fmt: skip
 
 
+def tied_embedding(
+    ids: torch.Tensor,
+    weight: torch.Tensor,
+    positions: torch.Tensor | None = None,
+    *,
+    dropout: float = 0.0,
+    seed: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`embedding`, and weight once more for the output head; arguments and errors as there.
+
+    The gradient that the head gives to the second result is added where the gradient of the first
+    is computed, in one kernel, instead of by autograd in a pass of its own. Not for torch.compile,
+    which has no operators that return their argument.
+    """
+    with torch.no_grad():
+        out = embedding(ids, weight, positions, dropout=dropout, seed=seed, out_dtype=out_dtype)
+    head: tuple[torch.Tensor, torch.Tensor] = _Tied.apply(
+        ids, weight, positions, out, float(dropout), seed if dropout > 0 else None
+    )
+    return head
+
+
+class _Tied(torch.autograd.Function):
+    """Attaches gradients to an embedding that has been looked up."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, ids: torch.Tensor, weight: torch.Tensor, positions: torch.Tensor | None,
+        out: torch.Tensor, dropout: float, seed: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+        ctx.save_for_backward(ids, weight, positions, seed)
+        ctx.dropout = dropout
+        ctx.set_materialize_grads(False)
+        return out.view_as(out), weight.view_as(weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor | None, head: torch.Tensor | None) -> Any:
+        ids, weight, positions, seed = ctx.saved_tensors
+        dweight, dpositions = _gradients(weight, positions)
+        if grad is None or ids.numel() == 0:
+            dweight = dweight.zero_() if head is None else head
+            dpositions.zero_()
+        else:
+            extra = None if head is None else head.contiguous()
+            embedding_gradients(grad, ids, dweight, dpositions, ctx.dropout, seed, extra=extra)
+        return None, dweight, None if positions is None else dpositions, None, None, None
+
+
 def embedding_reference(
     ids: torch.Tensor,
     weight: torch.Tensor,

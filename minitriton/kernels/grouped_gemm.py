@@ -146,23 +146,29 @@ def weights_backward_kernel(
 
 @triton.jit
 def combine_kernel(
-    rows_ptr, weights_ptr, row_of_slot_ptr, out_ptr, columns,
-    WEIGHTED: tl.constexpr, SLOTS: tl.constexpr, BLOCK: tl.constexpr,
+    rows_ptr, weights_ptr, row_of_slot_ptr, norm_ptr, out_ptr, columns, eps,
+    SLOTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """out[t] = sum over j = 0, 1, ... of weights[t, j] * rows[row_of_slot[t, j]], in fp32."""
+    """out[t] = sum over j = 0, 1, ... of weights[t, j] * rows[row_of_slot[t, j]], in fp32; with
+    norm_ptr, the RMS norm of that sum as it would have been stored. No weights: they are 1."""
     slot = tl.program_id(0).to(tl.int64) * SLOTS
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = at < columns
+    element = out_ptr.dtype.element_ty
     acc = tl.zeros([BLOCK], tl.float32)
     for j in tl.static_range(SLOTS):
         row = tl.load(row_of_slot_ptr + slot + j).to(tl.int64)
         x = tl.load(rows_ptr + row * columns + at, mask=mask & (row >= 0), other=0.0)
-        if WEIGHTED:
+        if weights_ptr is not None:
             acc += x.to(tl.float32) * tl.load(weights_ptr + slot + j)
         else:
             acc += x.to(tl.float32)
+    if norm_ptr is not None:
+        acc = acc.to(element).to(tl.float32)
+        scale = tl.rsqrt(tl.sum(acc * acc) / columns + eps)
+        acc = acc * scale * tl.load(norm_ptr + at, mask=mask, other=0.0).to(tl.float32)
     out_ptrs = out_ptr + tl.program_id(0).to(tl.int64) * columns + at
-    tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=mask)
+    tl.store(out_ptrs, acc.to(element), mask=mask)
 
 
 @triton.jit

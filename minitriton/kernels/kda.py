@@ -140,9 +140,7 @@ def _check_tensors(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor
 ) -> None:
     if checks.float_tensor("q", q).dim() != 4 or not 0 < q.shape[3] <= WIDEST:
-        raise _fail(
-            "q", f"shape {tuple(q.shape)}; it must be [B, T, H, K] with 1 <= K <= {WIDEST}"
-        )
+        raise _fail("q", f"shape {tuple(q.shape)}; it must be [B, T, H, K] with 1 <= K <= {WIDEST}")
     checks.like("k", k, "q", q)
     rows = tuple(q.shape[:3])
     if (
@@ -190,7 +188,9 @@ def _sequences(cu_seqlens: object, q: torch.Tensor) -> int:
     if not isinstance(cu_seqlens, torch.Tensor):
         raise _fail("cu_seqlens", f"expected a tensor, got {type(cu_seqlens).__name__}")
     if cu_seqlens.dtype not in (torch.int32, torch.int64):
-        raise _fail("cu_seqlens", f"dtype {cu_seqlens.dtype}; it must be torch.int32 or torch.int64")
+        raise _fail(
+            "cu_seqlens", f"dtype {cu_seqlens.dtype}; it must be torch.int32 or torch.int64"
+        )
     if cu_seqlens.dim() != 1 or len(cu_seqlens) == 0:
         raise _fail("cu_seqlens", f"shape {tuple(cu_seqlens.shape)}; it must be [N + 1]")
     if q.shape[0] != 1:

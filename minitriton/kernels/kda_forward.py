@@ -23,7 +23,8 @@ import minitriton.language as tl
 from minitriton.kernels import kda_tiles as tiles
 from minitriton.kernels.kda_chunks import CHUNK, Chunks
 
-VALUES = 32  # columns of V that a program of the scan holds
+WIDEST = 64  # columns of V that a program of the scan holds, at most
+PROGRAMS = 132  # that the scan should have at least, an H200's processors: else narrower ones
 
 
 class Options(NamedTuple):
@@ -83,82 +84,91 @@ def _unit_inverse(lower, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def _pair_products(q, k, total, FINEST: tl.constexpr, PRECISION: tl.constexpr,
-                   DTYPE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """M and P of the module's formula from q (scaled), k [CHUNK, BLOCK] and G = `total`."""
-    m = tl.zeros([tiles.CHUNK, tiles.CHUNK], tl.float32)
-    p = tl.zeros([tiles.CHUNK, tiles.CHUNK], tl.float32)
+def _pair_products(m, p, q, k, total, FINEST: tl.constexpr, PRECISION: tl.constexpr,
+                   DTYPE: tl.constexpr, PART: tl.constexpr):  # fmt: skip
+    """M and P with the products of PART channels added. q (scaled), k and G = `total`: [CHUNK, PART]."""
     for i in tl.static_range(2 if FINEST == 16 else 6):
-        factor = tiles.level_factor(total, 32 >> i, BLOCK)
+        factor = tiles.level_factor(total, 32 >> i, PART)
         right = (k * factor).to(DTYPE)
-        left = (q * factor).to(DTYPE)
         keep = tiles.in_level(32 >> i)
-        m = tl.where(keep, tl.dot(right, tl.trans(right), input_precision=PRECISION), m)
-        p = tl.where(keep, tl.dot(left, tl.trans(right), input_precision=PRECISION), p)
+        m += tl.where(keep, tl.dot(right, tl.trans(right), input_precision=PRECISION), 0.0)
+        left = (q * factor).to(DTYPE)
+        p += tl.where(keep, tl.dot(left, tl.trans(right), input_precision=PRECISION), 0.0)
     if FINEST == 16:
-        raised, lowered = tiles.diagonal_factors(total, BLOCK)
+        raised, lowered = tiles.diagonal_factors(total, PART)
         right = tl.trans((k * lowered).to(DTYPE))
         dots = tl.dot((k * raised).to(DTYPE), right, input_precision=PRECISION)
-        m = tl.where(tiles.on_diagonal(True), dots, m)
+        m += tl.where(tiles.on_diagonal(True), dots, 0.0)
         dots = tl.dot((q * raised).to(DTYPE), right, input_precision=PRECISION)
-        p = tl.where(tiles.on_diagonal(False), dots, p)
+        p += tl.where(tiles.on_diagonal(False), dots, 0.0)
     else:
         at = tl.arange(0, tiles.CHUNK)
-        p = tl.where(at[:, None] == at[None, :], tl.sum(q * k, axis=1)[:, None], p)
+        p += tl.where(at[:, None] == at[None, :], tl.sum(q * k, axis=1)[:, None], 0.0)
     return m, p
+
+
+@triton.jit
+def _lengths(q_ptr, k_ptr, q_token, k_token, rows, columns, BLOCK: tl.constexpr,
+             PART: tl.constexpr):  # fmt: skip
+    """What scales the rows of q and of k to length 1, each [CHUNK, 1]."""
+    of_q, of_k = tl.zeros([tiles.CHUNK], tl.float32), tl.zeros([tiles.CHUNK], tl.float32)
+    for start in tl.range(0, BLOCK, PART):
+        q = tiles.load_rows(q_ptr + start, q_token, rows, columns - start, PART)
+        k = tiles.load_rows(k_ptr + start, k_token, rows, columns - start, PART)
+        of_q += tl.sum(q * q, axis=1)
+        of_k += tl.sum(k * k, axis=1)
+    return tl.rsqrt(of_q + tiles.L2_EPS)[:, None], tl.rsqrt(of_k + tiles.L2_EPS)[:, None]
 
 
 @triton.jit(do_not_specialize=["tokens"])
 def _prepare_kernel(
-    q_ptr, k_ptr, g_ptr, beta_ptr, sharpness_ptr, bias_ptr, chunk_ptr, q_in_ptr, k_in_ptr,
+    q_ptr, k_ptr, g_ptr, beta_ptr, a_log_ptr, bias_ptr, chunk_ptr, q_in_ptr, k_in_ptr,
     k_out_ptr, decay_ptr, inverse_ptr, scores_ptr, q_batch, q_token, q_head, k_batch, k_token,
     k_head, g_batch, g_token, g_head, beta_batch, beta_token, beta_head, tokens, heads, columns,
     scale, floor, GATE: tl.constexpr, BIASED: tl.constexpr, L2: tl.constexpr,
     SIGMOID: tl.constexpr, FINEST: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr,
+    PART: tl.constexpr,
 ):  # fmt: skip
-    program = tl.program_id(0)
-    chunk, head = (program // heads).to(tl.int64), (program % heads).to(tl.int64)
+    program = tl.program_id(0).to(tl.int64)
+    chunk, head = program // heads, program % heads
     first, rows = tl.load(chunk_ptr + 3 * chunk + 1), tl.load(chunk_ptr + 3 * chunk + 2)
     batch, token = (first // tokens).to(tl.int64), (first % tokens).to(tl.int64)
     DTYPE: tl.constexpr = q_in_ptr.dtype.element_ty
-    row, column = tl.arange(0, tiles.CHUNK)[:, None], tl.arange(0, BLOCK)[None, :]
-
-    z = tiles.load_gate_input(
-        g_ptr + batch * g_batch + token * g_token + head * g_head, bias_ptr + head * columns,
-        g_token, rows, columns, BIASED, BLOCK,
-    )  # fmt: skip
-    sharpness = tl.exp(tl.load(sharpness_ptr + head).to(tl.float32)) if GATE > 0 else 1.0
-    decay = tiles.log2_decay(z, sharpness, floor, rows, columns, GATE, BLOCK)
-    total = tl.cumsum(decay, axis=0)
-    last = tl.sum(decay, axis=0)
-    at = program.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(decay_ptr + at, tl.exp2(last))
-
-    k = tiles.load_rows(
-        k_ptr + batch * k_batch + token * k_token + head * k_head, k_token, rows, columns, BLOCK
-    )
-    q = tiles.load_rows(
-        q_ptr + batch * q_batch + token * q_token + head * q_head, q_token, rows, columns, BLOCK
-    )
+    row, column = tl.arange(0, tiles.CHUNK)[:, None], tl.arange(0, PART)
+    q_ptr += batch * q_batch + token * q_token + head * q_head
+    k_ptr += batch * k_batch + token * k_token + head * k_head
+    g_ptr += batch * g_batch + token * g_token + head * g_head
+    beta_ptr += batch * beta_batch + token * beta_token + head * beta_head
+    bias_ptr += head * columns
+    decay_ptr += program * BLOCK
+    sharpness = tl.exp(tl.load(a_log_ptr + head).to(tl.float32)) if GATE > 0 else 1.0
+    q_scale, k_scale = scale, 1.0
     if L2:
-        k = k * tiles.l2_scale(k)
-        q = q * (tiles.l2_scale(q) * scale)
-    else:
-        q = q * scale
-    entering = tl.exp2(total)
-    at = program.to(tl.int64) * (tiles.CHUNK * BLOCK) + row * BLOCK + column
-    tl.store(q_in_ptr + at, (q * entering).to(DTYPE))
-    tl.store(k_in_ptr + at, (k * entering).to(DTYPE))
-    tl.store(k_out_ptr + at, (k * tl.exp2(last[None, :] - total)).to(DTYPE))
+        q_scale, k_scale = _lengths(q_ptr, k_ptr, q_token, k_token, rows, columns, BLOCK, PART)
+        q_scale *= scale
 
-    m, p = _pair_products(q, k, total, FINEST, PRECISION, DTYPE, BLOCK)
+    m = tl.zeros([tiles.CHUNK, tiles.CHUNK], tl.float32)
+    p = tl.zeros([tiles.CHUNK, tiles.CHUNK], tl.float32)
+    for start in tl.range(0, BLOCK, PART):
+        left = columns - start
+        z = tiles.load_gate_input(
+            g_ptr + start, bias_ptr + start, g_token, rows, left, BIASED, PART
+        )
+        decay = tiles.log2_decay(z, sharpness, floor, rows, left, GATE, PART)
+        total, last = tl.cumsum(decay, axis=0), tl.sum(decay, axis=0)
+        tl.store(decay_ptr + start + column, tl.exp2(last))
+        k = tiles.load_rows(k_ptr + start, k_token, rows, left, PART) * k_scale
+        q = tiles.load_rows(q_ptr + start, q_token, rows, left, PART) * q_scale
+        entering = tl.exp2(total)
+        at = program * (tiles.CHUNK * BLOCK) + start + (row * BLOCK + column[None, :])
+        tl.store(q_in_ptr + at, (q * entering).to(DTYPE))
+        tl.store(k_in_ptr + at, (k * entering).to(DTYPE))
+        tl.store(k_out_ptr + at, (k * tl.exp2(last[None, :] - total)).to(DTYPE))
+        m, p = _pair_products(m, p, q, k, total, FINEST, PRECISION, DTYPE, PART)
     other = tl.arange(0, tiles.CHUNK)[None, :]
-    at = program.to(tl.int64) * (tiles.CHUNK * tiles.CHUNK) + row * tiles.CHUNK + other
+    at = program * (tiles.CHUNK * tiles.CHUNK) + (row * tiles.CHUNK + other)
     tl.store(scores_ptr + at, p.to(DTYPE))
-    beta = tiles.load_beta(
-        beta_ptr + batch * beta_batch + token * beta_token + head * beta_head, beta_token, rows,
-        SIGMOID,
-    )  # fmt: skip
+    beta = tiles.load_beta(beta_ptr, beta_token, rows, SIGMOID)
     inverse = _unit_inverse(m * beta[:, None], PRECISION)
     tl.store(inverse_ptr + at, inverse.to(DTYPE))
 
@@ -198,8 +208,14 @@ def _scan_kernel(
         batch, token = (first // tokens).to(tl.int64), (first % tokens).to(tl.int64)
         tile = chunk.to(tl.int64) * heads + head
         operand, square = tile * (tiles.CHUNK * BLOCK), tile * (tiles.CHUNK * tiles.CHUNK)
+        beta_head_ptr = beta_ptr + batch * beta_batch + token * beta_token + head * beta_head
+        beta = tiles.load_beta(beta_head_ptr, beta_token, rows, SIGMOID)
         mask = (row < rows)[:, None] & inside
-        known = tl.zeros([tiles.CHUNK, VALUES], tl.float32)
+        v_at = v_ptr + batch * v_batch + token * v_token + head.to(tl.int64) * v_head
+        v_at += row.to(tl.int64)[:, None] * v_token + column[None, :]
+        v = tl.load(v_at, mask=mask, other=0.0).to(tl.float32)
+
+        known = -v
         out = tl.zeros([tiles.CHUNK, VALUES], tl.float32)
         for p in tl.static_range(PARTS):
             entering = state[p].to(DTYPE)
@@ -212,15 +228,12 @@ def _scan_kernel(
                 at = (tile * keys + p * PART + key[:, None]) * columns + column[None, :]
                 state_mask = (key[:, None] < keys - p * PART) & inside
                 tl.store(states_ptr + at, entering, mask=state_mask)
-        beta_head_ptr = beta_ptr + batch * beta_batch + token * beta_token + head * beta_head
-        beta = tiles.load_beta(beta_head_ptr, beta_token, rows, SIGMOID)
-        v_at = v_ptr + batch * v_batch + token * v_token + head.to(tl.int64) * v_head
-        v_at += row[:, None] * v_token + column[None, :]
-        v = tl.load(v_at, mask=mask, other=0.0).to(tl.float32)
-        residual = ((v - known) * beta[:, None]).to(DTYPE)
+        residual = (known * -beta[:, None]).to(DTYPE)
         inverse = tl.load(inverse_ptr + square + square_at)
         values = tl.dot(inverse, residual, input_precision=PRECISION).to(DTYPE)
-        out_at = (first.to(tl.int64) * heads + head) * columns + (row[:, None] * (heads * columns) + column[None, :])
+        out_at = (first.to(tl.int64) * heads + head) * columns + (
+            row[:, None] * (heads * columns) + column[None, :]
+        )
         if STORE_OUT:
             scores = tl.load(scores_ptr + square + square_at)
             out = tl.dot(scores, values, out, input_precision=PRECISION)
@@ -265,7 +278,8 @@ def prepare(
             *beta.stride(), q.shape[1], heads, keys, options.scale, options.floor,
             GATE=options.gate, BIASED=dt_bias is not None, L2=options.qk_l2norm,
             SIGMOID=options.beta_sigmoid, FINEST=options.finest,
-            PRECISION="tf32x3" if exact else "tf32", BLOCK=width, num_warps=8,
+            PRECISION="tf32x3" if exact else "tf32", BLOCK=width,
+            PART=16 if exact or options.finest < 16 else 32, num_warps=8,
         )  # fmt: skip
     return made
 
@@ -293,7 +307,7 @@ def scan(
     states = final if results.states is None else results.states
     values = final if results.values is None else results.values
     exact = v.dtype == torch.float32
-    wide = min(int(__import__("os").environ.get("VB","32")), block(columns))
+    wide, warps = _scan_tile(final.shape[0] * heads, columns, exact)
     _scan_kernel[(final.shape[0] * heads, triton.cdiv(columns, wide))](
         *operands, v, beta, chunks.chunk, chunks.sequence, final if initial is None else initial,
         out, final, states, values, *v.stride()[:3], *beta.stride(), v.shape[1], heads, keys,
@@ -301,5 +315,15 @@ def scan(
         SIGMOID=options.beta_sigmoid, INITIAL=initial is not None,
         STORE_OUT=results.out is not None, STORE_STATES=results.states is not None,
         PRECISION="tf32x3" if exact else "tf32", BLOCK=operands.q_in.shape[3], VALUES=wide,
-        PART=min(operands.q_in.shape[3],int(__import__("os").environ.get("PT","32"))), STAGES=int(__import__("os").environ.get("ST","2")), num_warps=int(__import__("os").environ.get("NW","4")),
+        PART=16, STAGES=1 if exact else 2, num_warps=warps,
     )  # fmt: skip
+
+
+def _scan_tile(sequences: int, columns: int, exact: bool) -> tuple[int, int]:
+    """(columns of V, warps) of a program of the scan, for so many sequences times heads."""
+    if exact:
+        return 16, 8
+    wide = min(WIDEST, max(16, triton.next_power_of_2(columns)))
+    while wide > 16 and 2 * sequences * triton.cdiv(columns, wide) <= PROGRAMS:
+        wide //= 2
+    return wide, 8 if wide == 64 else 4

@@ -55,7 +55,9 @@ def load_beta(ptr, stride, rows, SIGMOID: tl.constexpr):
 
 
 @triton.jit
-def load_gate_input(ptr, bias_ptr, stride, rows, columns, BIASED: tl.constexpr, BLOCK: tl.constexpr):
+def load_gate_input(
+    ptr, bias_ptr, stride, rows, columns, BIASED: tl.constexpr, BLOCK: tl.constexpr
+):
     """[CHUNK, BLOCK] in fp32: g, or z + dt_bias. `bias_ptr`: the first element of this head."""
     z = load_rows(ptr, stride, rows, columns, BLOCK)
     if BIASED:

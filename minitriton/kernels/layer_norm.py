@@ -1,6 +1,6 @@
 """Layer normalisation over the last dimension, fused with the residual sum and dropout before it.
 
-    total = x + dropout(branch)                     branch = None: total is x
+    total = x + dropout(branch)                     branch = None: total = x
     out   = (total - mean) / sqrt(variance + eps) * weight + bias
 
 Source: Ba, Kiros, Hinton, arXiv 1607.06450. A program holds whole rows and reads each input once;
@@ -43,7 +43,9 @@ def _forward_kernel(
         if DROPOUT:
             keep = kept(tl.load(seed_ptr), row, 0, threshold, BLOCK)
             branch = tl.where(keep, branch * scale, 0.0)
-        x = (x + branch).to(total_ptr.dtype.element_ty)
+        x += branch
+    if total_ptr is not None:
+        x = x.to(total_ptr.dtype.element_ty)
         tl.store(total_ptr + wide * columns + at, x, mask=mask)
         x = x.to(tl.float32)  # the backward pass sees the rounded sum
     mean = tl.sum(x, 1) / columns
@@ -117,12 +119,12 @@ def layer_norm(
     """
     _check(x, weight, bias)
     checks.positive("eps", eps)
-    return _op(x, None, weight, bias, 0.0, None, eps, out_dtype or x.dtype)[1]
+    return _op(x, None, weight, bias, False, 0.0, None, eps, out_dtype or x.dtype)[1]
 
 
 def add_layer_norm(
     x: torch.Tensor,
-    branch: torch.Tensor,
+    branch: torch.Tensor | None,
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     eps: float = 1e-5,
@@ -133,23 +135,25 @@ def add_layer_norm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(total, layer_norm(total)) of total = x + dropout(branch); differentiable in all four.
 
-    x: as for `layer_norm`; branch: x's shape and device, fp32, bf16 or fp16; total has x's dtype.
+    x: as for `layer_norm`; branch: x's shape and device, fp32, bf16 or fp16, or None (total is then
+    a copy of x, so that the gradients of its two uses meet here); total has x's dtype.
     dropout and seed: as for `dropout`, whose mask it has. Where a gradient comes in for one of the
     two results only, no pass over memory is spent on the other.
     """
     _check(x, weight, bias)
-    checks.float_tensor("branch", branch)
-    if branch.shape != x.shape or branch.device != x.device:
-        raise checks.KernelArgumentError(
-            f"argument 'branch': shape {tuple(branch.shape)} on {branch.device} differs from that "
-            f"of 'x', {tuple(x.shape)} on {x.device}"
-        )
+    if branch is not None:
+        checks.float_tensor("branch", branch)
+        if branch.shape != x.shape or branch.device != x.device:
+            raise checks.KernelArgumentError(
+                f"argument 'branch': shape {tuple(branch.shape)} on {branch.device} differs from "
+                f"that of 'x', {tuple(x.shape)} on {x.device}"
+            )
     checks.positive("eps", eps)
     probability = check_probability("dropout", dropout)
     if probability > 0:
         check_seed(seed, x)
     return _op(
-        x, branch, weight, bias, probability, seed if probability > 0 else None, eps,
+        x, branch, weight, bias, True, probability, seed if probability > 0 else None, eps,
         out_dtype or x.dtype,
     )[:2]  # fmt: skip
 
@@ -165,7 +169,7 @@ def layer_norm_reference(
 
 def add_layer_norm_reference(
     x: torch.Tensor,
-    branch: torch.Tensor,
+    branch: torch.Tensor | None,
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     eps: float = 1e-5,
@@ -174,7 +178,9 @@ def add_layer_norm_reference(
     seed: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`add_layer_norm` in plain torch, in the dtype of its arguments."""
-    total = x + (branch if seed is None else dropout_reference(branch, dropout, seed))
+    total = x
+    if branch is not None:
+        total = x + (branch if seed is None else dropout_reference(branch, dropout, seed))
     return total, layer_norm_reference(total, weight, bias, eps)
 
 
@@ -198,17 +204,18 @@ def _tile(columns: int) -> tuple[int, int, int]:
 @torch.library.custom_op("minitriton::add_layer_norm", mutates_args=())
 def _op(
     x: torch.Tensor, branch: torch.Tensor | None, weight: torch.Tensor, bias: torch.Tensor | None,
-    dropout: float, seed: torch.Tensor | None, eps: float, out_dtype: torch.dtype,
+    keep_total: bool, dropout: float, seed: torch.Tensor | None, eps: float, out_dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    """The sum (empty without a branch), the normed sum, and mean and 1 / deviation of each row."""
-    total, out, stats = _outputs(x, branch, out_dtype)
+    """The sum (empty unless kept), the normed sum, and mean and 1 / deviation of each row."""
+    total, out, stats = _outputs(x, keep_total, out_dtype)
     if out.numel() == 0:
         return total, out, stats
     m = rows_of(x)
     b = None if branch is None else rows_of(branch)
     rows, block, warps = _tile(m.shape[1])
     _forward_kernel[(triton.cdiv(m.shape[0], rows),)](
-        m, b, weight.contiguous(), None if bias is None else bias.contiguous(), total, out, stats,
+        m, b, weight.contiguous(), None if bias is None else bias.contiguous(),
+        total if keep_total else None, out, stats,
         seed, m.stride(0), 0 if b is None else b.stride(0), *m.shape, eps, threshold_of(dropout),
         1 / (1 - dropout), DROPOUT=dropout > 0, ROWS=rows, BLOCK=block, num_warps=warps,
     )  # fmt: skip
@@ -243,9 +250,9 @@ def _backward_op(
 
 
 def _outputs(
-    x: torch.Tensor, branch: torch.Tensor | None, out_dtype: torch.dtype
+    x: torch.Tensor, keep_total: bool, out_dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    total = torch.empty(x.shape if branch is not None else 0, dtype=x.dtype, device=x.device)
+    total = torch.empty(x.shape if keep_total else 0, dtype=x.dtype, device=x.device)
     out = torch.empty(x.shape, dtype=out_dtype, device=x.device)
     rows = torch.Size(x.shape[:-1]).numel()
     return total, out, torch.empty(2, rows, dtype=torch.float32, device=x.device)
@@ -263,7 +270,9 @@ def _gradients(
 
 
 _op.register_fake(
-    lambda x, branch, weight, bias, dropout, seed, eps, out_dtype: _outputs(x, branch, out_dtype)
+    lambda x, branch, weight, bias, keep_total, dropout, seed, eps, out_dtype: _outputs(
+        x, keep_total, out_dtype
+    )
 )
 _backward_op.register_fake(
     lambda dtotal, dout, total, weight, stats, branch_dtype, biased, dropout, seed: _gradients(
@@ -273,9 +282,9 @@ _backward_op.register_fake(
 
 
 def _save(ctx: Any, inputs: Any, output: Any) -> None:
-    x, branch, weight, bias, dropout, seed, _, _ = inputs
+    x, branch, weight, bias, keep_total, dropout, seed, _, _ = inputs
     total, _, stats = output
-    ctx.save_for_backward(x if branch is None else total, weight, stats, seed)
+    ctx.save_for_backward(total if keep_total else x, weight, stats, seed)
     ctx.mark_non_differentiable(stats)
     ctx.set_materialize_grads(False)
     ctx.options = (None if branch is None else branch.dtype, bias is not None, dropout)
@@ -285,7 +294,7 @@ def _differentiate(ctx: Any, dtotal: Any, dout: Any, _: Any) -> Any:
     total, weight, stats, seed = ctx.saved_tensors
     if dout is None:
         if dtotal is None:
-            return (None,) * 8
+            return (None,) * 9
         dout = torch.zeros_like(total)
     dx, dbranch, dweight, dbias = _backward_op(
         dtotal, dout, total, weight, stats, *ctx.options, seed
@@ -295,7 +304,7 @@ def _differentiate(ctx: Any, dtotal: Any, dout: Any, _: Any) -> Any:
         dbranch = None
     elif dbranch.numel() == 0:
         dbranch = dx
-    return dx, dbranch, dweight, dbias if biased else None, None, None, None, None
+    return dx, dbranch, dweight, dbias if biased else None, None, None, None, None, None
 
 
 _op.register_autograd(_differentiate, setup_context=_save)

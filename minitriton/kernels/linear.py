@@ -3,8 +3,10 @@
     linear(x)   = x weight^T + bias
     gelu_mlp(x) = GELU(x up^T + up_bias) down^T + down_bias    GELU(t) = t (1 + erf(t / sqrt 2)) / 2
 
-Forward and backward are GEMMs of `gemm.py`. GELU is part of the first GEMM, and its derivative part
-of the GEMM that computes the gradient before it, so no pass over memory is spent on either.
+A weight may be an fp32 master with a copy in the dtype of x beside it: the copy is multiplied, the
+gradient is the master's, in fp32. Forward and backward are GEMMs of `gemm.py`. GELU is part of the
+first GEMM, and its derivative part of the GEMM that computes the gradient before it, so no pass
+over memory is spent on either.
 """
 
 from __future__ import annotations
@@ -47,10 +49,9 @@ def _column_sum_kernel(
     tl.store(to, tl.sum(acc, 0), mask=column < columns)
 
 
-def column_sum(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Sums over the rows of a matrix, in fp32 and in a fixed order: [columns]."""
+def column_sum(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """Sums over the rows of a matrix into out [columns], in fp32 and in a fixed order."""
     rows, columns = x.shape
-    out = torch.empty(columns, dtype=dtype, device=x.device)
     if rows == 0:
         return out.zero_()
     parts = min(triton.cdiv(rows, SUM_ROWS), MOST_PARTIALS)
@@ -66,17 +67,21 @@ def linear(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
+    low: torch.Tensor | None = None,
     precision: str = "tf32x3",
 ) -> torch.Tensor:
     """x weight^T + bias over the last dimension; differentiable in all three.
 
     x: [..., K]; weight: [N, K]; bias: [N] or None; one dtype (fp32, bf16 or fp16) and one device,
-    any strides. The result is [..., N], contiguous. Sums are fp32; precision says how fp32 is
-    multiplied: "tf32x3" (three tensor-core products, about fp32's error), "tf32" (10 bits) or
-    "ieee" (no tensor cores). KernelArgumentError names the argument that does not fit.
+    any strides. low: a copy of weight in x's dtype, which is multiplied in its place; weight and
+    bias may then have another of the three dtypes, and so have their gradients. The result is
+    [..., N], contiguous. Sums are fp32; precision says how fp32 is multiplied: "tf32x3" (three
+    tensor-core products, about fp32's error), "tf32" (10 bits) or "ieee" (no tensor cores).
+    KernelArgumentError names the argument that does not fit.
     """
-    _check(x, weight, "weight", bias, "bias", precision)
-    return _linear_op(x, weight, bias, precision)
+    _check_input(x, precision)
+    _check_layer(x, x.shape[-1], ("weight", weight), ("low", low), ("bias", bias))
+    return _linear_op(x, weight, low, bias, precision)
 
 
 def gelu_mlp(
@@ -86,22 +91,21 @@ def gelu_mlp(
     up_bias: torch.Tensor | None = None,
     down_bias: torch.Tensor | None = None,
     *,
+    low_up: torch.Tensor | None = None,
+    low_down: torch.Tensor | None = None,
     precision: str = "tf32x3",
 ) -> torch.Tensor:
     """GELU(x up^T + up_bias) down^T + down_bias with the exact (erf) GELU; differentiable in all.
 
-    x: [..., K]; up: [F, K]; down: [N, F]; up_bias: [F]; down_bias: [N]; dtypes, devices, precision
-    and errors as for `linear`. What GELU is applied to is saved for the backward pass, [..., F].
+    x: [..., K]; up: [F, K]; down: [N, F]; up_bias: [F]; down_bias: [N]; low_up, low_down: copies of
+    up and down in x's dtype; dtypes, devices, precision and errors as for `linear`. What GELU is
+    applied to and what it gives are saved for the backward pass, [..., F] each.
     """
-    _check(x, up, "up", up_bias, "up_bias", precision)
-    checks.like_but_shape("down", down, "x", x)
-    if down.dim() != 2 or down.shape[1] != up.shape[0]:
-        raise checks.KernelArgumentError(
-            f"argument 'down': shape {tuple(down.shape)}; 'up' of shape {tuple(up.shape)} "
-            f"needs [N, {up.shape[0]}]"
-        )
-    _check_bias("down_bias", down_bias, "down", down)
-    return _mlp_op(x, up, down, up_bias, down_bias, precision)[0]
+    _check_input(x, precision)
+    _check_layer(x, x.shape[-1], ("up", up), ("low_up", low_up), ("up_bias", up_bias))
+    layer = (("down", down), ("low_down", low_down), ("down_bias", down_bias))
+    _check_layer(x, up.shape[0], *layer)
+    return _mlp_op(x, up, down, low_up, low_down, up_bias, down_bias, precision)[0]
 
 
 def linear_reference(
@@ -123,32 +127,45 @@ def gelu_mlp_reference(
     return linear_reference(inner, down, down_bias)
 
 
-def _check(
-    x: Any, weight: Any, weight_name: str, bias: Any, bias_name: str, precision: str
-) -> None:
+def _check_input(x: Any, precision: str) -> None:
     checks.float_tensor("x", x)
-    checks.like_but_shape(weight_name, weight, "x", x)
-    if weight.dim() != 2 or weight.shape[1] != x.shape[-1]:
-        raise checks.KernelArgumentError(
-            f"argument '{weight_name}': shape {tuple(weight.shape)}; 'x' of shape "
-            f"{tuple(x.shape)} needs [N, {x.shape[-1]}]"
-        )
-    _check_bias(bias_name, bias, weight_name, weight)
     if precision not in PRECISIONS:
         raise checks.KernelArgumentError(
             f"argument 'precision': must be one of {', '.join(PRECISIONS)}, got {precision!r}"
         )
 
 
-def _check_bias(name: str, bias: Any, weight_name: str, weight: torch.Tensor) -> None:
-    if bias is None:
-        return
-    checks.like_but_shape(name, bias, weight_name, weight)
-    if bias.shape != weight.shape[:1]:
+def _check_layer(
+    x: torch.Tensor, width: int, weight: tuple[str, Any], low: tuple[str, Any],
+    bias: tuple[str, Any],
+) -> None:  # fmt: skip
+    """Each of weight, low and bias is a name and a value."""
+    checks.float_tensor(*weight)
+    if weight[1].dim() != 2 or weight[1].shape[1] != width:
         raise checks.KernelArgumentError(
-            f"argument '{name}': shape {tuple(bias.shape)}; '{weight_name}' of shape "
-            f"{tuple(weight.shape)} needs ({weight.shape[0]},)"
+            f"argument '{weight[0]}': shape {tuple(weight[1].shape)}; it must be [N, {width}]"
         )
+    if weight[1].device != x.device:
+        raise checks.KernelArgumentError(
+            f"argument '{weight[0]}': device {weight[1].device} differs from that of 'x', "
+            f"{x.device}"
+        )
+    if low[1] is None:
+        checks.like_but_shape(*weight, "x", x)
+    else:
+        checks.like_but_shape(*low, "x", x)
+        if low[1].shape != weight[1].shape:
+            raise checks.KernelArgumentError(
+                f"argument '{low[0]}': shape {tuple(low[1].shape)} differs from that of "
+                f"'{weight[0]}', {tuple(weight[1].shape)}"
+            )
+    if bias[1] is not None:
+        checks.like_but_shape(*bias, *weight)
+        if bias[1].shape != weight[1].shape[:1]:
+            raise checks.KernelArgumentError(
+                f"argument '{bias[0]}': shape {tuple(bias[1].shape)}; '{weight[0]}' of shape "
+                f"{tuple(weight[1].shape)} needs ({weight[1].shape[0]},)"
+            )
 
 
 def _matrix(x: torch.Tensor) -> torch.Tensor:
@@ -164,136 +181,130 @@ def _dense(bias: torch.Tensor | None) -> torch.Tensor | None:
     return None if bias is None else bias.contiguous()
 
 
+def _room(like: list[torch.Tensor], wanted: list[bool]) -> list[torch.Tensor]:
+    """Uninitialised gradients of tensors; empty ones where none is wanted."""
+    return [
+        torch.empty(x.shape if want else 0, dtype=x.dtype, device=x.device)
+        for x, want in zip(like, wanted, strict=True)
+    ]
+
+
 @torch.library.custom_op("minitriton::linear", mutates_args=())
 def _linear_op(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, precision: str
-) -> torch.Tensor:
+    x: torch.Tensor, weight: torch.Tensor, low: torch.Tensor | None, bias: torch.Tensor | None,
+    precision: str,
+) -> torch.Tensor:  # fmt: skip
     out = _new(x, weight.shape[0])
-    a = _matrix(x)
-    gemm(a, weight.T, _matrix(out), bias=_dense(bias), precision=precision)
+    factor = weight if low is None else low
+    gemm(_matrix(x), factor.T, _matrix(out), bias=_dense(bias), precision=precision)
     return out
 
 
 @torch.library.custom_op("minitriton::linear_backward", mutates_args=())
 def _linear_backward_op(
-    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, wanted: list[bool], precision: str
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, low: torch.Tensor | None,
+    wanted: list[bool], precision: str,
+) -> list[torch.Tensor]:  # fmt: skip
     """Gradients of x, weight and bias; those that are not wanted are empty."""
+    dx, dweight, dbias = gradients = _room([x, weight, weight[:, 0]], wanted)
     dy, a = _matrix(grad), _matrix(x)
-    dx, dweight, dbias = _linear_gradients(grad, x, weight, wanted)
     if wanted[0]:
-        gemm(dy, weight, dx.view(a.shape), precision=precision)
+        gemm(dy, weight if low is None else low, _matrix(dx), precision=precision)
     if wanted[1]:
         gemm(dy.T, a, dweight, precision=precision)
     if wanted[2]:
-        dbias.copy_(column_sum(dy, dbias.dtype))
-    return dx, dweight, dbias
-
-
-def _linear_gradients(
-    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, wanted: list[bool]
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Uninitialised gradients; empty ones where none is wanted."""
-    shapes = (x.shape, weight.shape, weight.shape[:1])
-    dx, dw, db = (
-        torch.empty(shape if want else 0, dtype=x.dtype, device=x.device)
-        for shape, want in zip(shapes, wanted, strict=True)
-    )
-    return dx, dw, db
+        column_sum(dy, dbias)
+    return gradients
 
 
 @torch.library.custom_op("minitriton::gelu_mlp", mutates_args=())
 def _mlp_op(
-    x: torch.Tensor, up: torch.Tensor, down: torch.Tensor, up_bias: torch.Tensor | None,
-    down_bias: torch.Tensor | None, precision: str,
+    x: torch.Tensor, up: torch.Tensor, down: torch.Tensor, low_up: torch.Tensor | None,
+    low_down: torch.Tensor | None, up_bias: torch.Tensor | None, down_bias: torch.Tensor | None,
+    precision: str,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     """The result, what GELU is applied to, and what it gives."""
     out, pre, inner = _new(x, down.shape[0]), _new(x, up.shape[0]), _new(x, up.shape[0])
-    a = _matrix(x)
-    flat = _matrix(inner)
+    first, second = (up if low_up is None else low_up), (down if low_down is None else low_down)
     gemm(
-        a, up.T, flat, bias=_dense(up_bias), pre=pre.view(flat.shape), epilogue="gelu",
-        precision=precision,
+        _matrix(x), first.T, _matrix(inner), bias=_dense(up_bias), pre=_matrix(pre),
+        epilogue="gelu", precision=precision,
     )  # fmt: skip
-    gemm(flat, down.T, _matrix(out), bias=_dense(down_bias), precision=precision)
+    bias = _dense(down_bias)
+    gemm(_matrix(inner), second.T, _matrix(out), bias=bias, precision=precision)
     return out, pre, inner
 
 
 @torch.library.custom_op("minitriton::gelu_mlp_backward", mutates_args=())
 def _mlp_backward_op(
-    grad: torch.Tensor, x: torch.Tensor, up: torch.Tensor, down: torch.Tensor, pre: torch.Tensor,
+    grad: torch.Tensor, x: torch.Tensor, up: torch.Tensor, down: torch.Tensor,
+    low_up: torch.Tensor | None, low_down: torch.Tensor | None, pre: torch.Tensor,
     inner: torch.Tensor, wanted: list[bool], precision: str,
 ) -> list[torch.Tensor]:  # fmt: skip
     """Gradients of x, up, down, up_bias and down_bias; those that are not wanted are empty."""
-    gradients = _mlp_gradients(grad, x, up, down, wanted)
+    gradients = _room([x, up, down, up[:, 0], down[:, 0]], wanted)
     dx, dup, ddown, dup_bias, ddown_bias = gradients
-    dy, a = _matrix(grad), _matrix(x)
-    hidden = _matrix(inner)
+    first, second = (up if low_up is None else low_up), (down if low_down is None else low_down)
+    dy, a, hidden = _matrix(grad), _matrix(x), _matrix(inner)
     if wanted[2]:
         gemm(dy.T, hidden, ddown, precision=precision)
     if wanted[4]:
-        ddown_bias.copy_(column_sum(dy, x.dtype))
+        column_sum(dy, ddown_bias)
     dpre = torch.empty_like(hidden)
-    gemm(dy, down, dpre, pre=pre.view(hidden.shape), epilogue="gelu_backward", precision=precision)
+    gemm(dy, second, dpre, pre=_matrix(pre), epilogue="gelu_backward", precision=precision)
     if wanted[0]:
-        gemm(dpre, up, dx.view(a.shape), precision=precision)
+        gemm(dpre, first, _matrix(dx), precision=precision)
     if wanted[1]:
         gemm(dpre.T, a, dup, precision=precision)
     if wanted[3]:
-        dup_bias.copy_(column_sum(dpre, x.dtype))
+        column_sum(dpre, dup_bias)
     return gradients
 
 
-def _mlp_gradients(
-    grad: torch.Tensor, x: torch.Tensor, up: torch.Tensor, down: torch.Tensor, wanted: list[bool]
-) -> list[torch.Tensor]:
-    shapes = (x.shape, up.shape, down.shape, up.shape[:1], down.shape[:1])
-    return [
-        torch.empty(shape if want else 0, dtype=x.dtype, device=x.device)
-        for shape, want in zip(shapes, wanted, strict=True)
-    ]
-
-
-_linear_op.register_fake(lambda x, weight, bias, precision: _new(x, weight.shape[0]))
+_linear_op.register_fake(lambda x, weight, low, bias, precision: _new(x, weight.shape[0]))
 _linear_backward_op.register_fake(
-    lambda grad, x, weight, wanted, precision: _linear_gradients(grad, x, weight, wanted)
+    lambda grad, x, weight, low, wanted, precision: _room([x, weight, weight[:, 0]], wanted)
 )
 _mlp_op.register_fake(
-    lambda x, up, down, up_bias, down_bias, precision: (
+    lambda x, up, down, low_up, low_down, up_bias, down_bias, precision: (
         _new(x, down.shape[0]), _new(x, up.shape[0]), _new(x, up.shape[0])
     )
 )  # fmt: skip
 _mlp_backward_op.register_fake(
-    lambda grad, x, up, down, pre, inner, wanted, precision: _mlp_gradients(
-        grad, x, up, down, wanted
+    lambda grad, x, up, down, low_up, low_down, pre, inner, wanted, precision: _room(
+        [x, up, down, up[:, 0], down[:, 0]], wanted
     )
 )
 
 
 def _save_linear(ctx: Any, inputs: Any, output: Any) -> None:
-    ctx.save_for_backward(*inputs[:2])
-    ctx.precision = inputs[3]
+    ctx.save_for_backward(*inputs[:3])
+    ctx.precision = inputs[4]
 
 
 def _differentiate_linear(ctx: Any, grad: torch.Tensor) -> Any:
-    wanted = list(ctx.needs_input_grad[:3])
+    needs = ctx.needs_input_grad
+    wanted = [needs[0], needs[1], needs[3]]
     gradients = _linear_backward_op(grad, *ctx.saved_tensors, wanted, ctx.precision)
-    return *_only(gradients, wanted), None
+    dx, dweight, dbias = _only(gradients, wanted)
+    return dx, dweight, None, dbias, None
 
 
 def _save_mlp(ctx: Any, inputs: Any, output: Any) -> None:
-    ctx.save_for_backward(*inputs[:3], *output[1:])
+    ctx.save_for_backward(*inputs[:5], *output[1:])
     ctx.mark_non_differentiable(*output[1:])
-    ctx.precision = inputs[5]
+    ctx.precision = inputs[7]
 
 
 def _differentiate_mlp(ctx: Any, grad: torch.Tensor, *_: Any) -> Any:
-    wanted = list(ctx.needs_input_grad[:5])
+    needs = ctx.needs_input_grad
+    wanted = [*needs[:3], *needs[5:7]]
     gradients = _mlp_backward_op(grad, *ctx.saved_tensors, wanted, ctx.precision)
-    return *_only(gradients, wanted), None
+    dx, dup, ddown, dup_bias, ddown_bias = _only(gradients, wanted)
+    return dx, dup, ddown, None, None, dup_bias, ddown_bias, None
 
 
-def _only(gradients: Any, wanted: list[bool]) -> list[torch.Tensor | None]:
+def _only(gradients: list[torch.Tensor], wanted: list[bool]) -> list[torch.Tensor | None]:
     return [g if want else None for g, want in zip(gradients, wanted, strict=True)]
 
 

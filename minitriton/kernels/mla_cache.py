@@ -1,6 +1,6 @@
 """The paged cache of multi-head latent attention: its rows, and the kernel that writes them.
 
-    row = [ RMSNorm(latent) * weight | rotate(shared) ]        both steps optional; K3 rotates nothing
+    row = [ RMSNorm(latent) * weight | rotate(shared) ]     each step if asked for (K3: no rotation)
 
 A cache is [blocks, 64, L + R] in fp32, bf16 or fp16, a row being L latent and R shared channels
 (512 and 64 in K3), or uint8 [blocks, 64, 656] in FlashMLA's fp8 format: 512 e4m3 numbers, 4 fp32
@@ -220,7 +220,7 @@ def check_cache(name: str, cache: object, latent: int, shared: int, like: torch.
 
 
 def check_rope(rope: object, shared: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    """(cos, sin) for the rows of `shared` [..., R], each fp32 [..., R / 2]; (None, None) of None."""
+    """(cos, sin) for the rows of `shared` [..., R], each fp32 [..., R / 2]; None twice of None."""
     if rope is None:
         return None, None
     wanted = (*shared.shape[:-1], shared.shape[-1] // 2)
@@ -253,7 +253,7 @@ def _write_op(
     rows, others = dense(latent), dense(shared)
     to_latent, to_scale, to_shared = cache_parts(cache, rows.shape[1])
     weight = rows if norm_weight is None else norm_weight.contiguous()
-    angles = (others, others) if cos is None or sin is None else (cos.contiguous(), sin.contiguous())
+    angles = [others if table is None else table.contiguous() for table in (cos, sin)]
     _write_kernel[(rows.shape[0],)](
         rows, others, slots.contiguous(), weight, *angles, to_latent, to_scale, to_shared,
         rows.stride(0), others.stride(0), others.shape[1] // 2, cache.shape[0],

@@ -1,6 +1,6 @@
 """Decoding with multi-head latent attention: absorbed queries against the paged latent cache.
 
-    s = scale * q . row        p = softmax(s)        out = p . row[:L]        row = [latent | shared]
+    s = scale * q . row      p = softmax(s)      out = p . row[:L]      row = [latent | shared]
 
 All heads share the rows, and the values are the first L channels of the keys: a row is read once.
 Source: Kimi K3 technical report, section 2.1.2 (L = 512, 64 shared channels, scale 1/sqrt(192));
@@ -36,8 +36,8 @@ from minitriton.runtime import driver
 LOG2_E = 1.4426950408889634
 MOST_QUERIES = 8  # new tokens of a sequence in one call
 SMALLEST_SHARED = 101_376  # bytes per CTA on every GPU we compile for; what CPU tensors assume
-RESERVED = 4096  # bytes of it for reductions and the compiler's own
-LEAST_PAGES = 4  # pages worth a split
+RESERVED = 2048  # bytes of it for reductions
+LEAST_PAGES = 2  # pages worth a split
 MOST_SPLITS = 128
 
 
@@ -85,11 +85,9 @@ def mla_decode(
         raise KernelArgumentError(
             f"argument 'num_splits': must be a positive integer or None, got {num_splits!r}"
         )
-    if check is None:
-        check = not query.is_cuda or options.read().debug
     out, lse = _decode_op(
         query, cache, block_table, cache_lens, checks.positive("scale", scale), bool(causal),
-        num_splits or 0, latent, bool(check),
+        num_splits or 0, latent, check,
     )  # fmt: skip
     return (out, lse) if return_lse else out
 
@@ -159,8 +157,8 @@ def _check_contents(cache: torch.Tensor, table: torch.Tensor, lens: torch.Tensor
     most = table.shape[1] * PAGE
     if bool(((lens < 0) | (lens > most)).any()):
         raise KernelArgumentError(
-            f"argument 'cache_lens': values from {int(lens.min())} to {int(lens.max())}; a table of "
-            f"{table.shape[1]} pages holds 0 to {most} tokens"
+            f"argument 'cache_lens': values from {int(lens.min())} to {int(lens.max())}; a table "
+            f"of {table.shape[1]} pages holds 0 to {most} tokens"
         )
     used = torch.arange(table.shape[1], device=table.device) * PAGE < lens[:, None]
     wrong = used & ((table < 0) | (table >= cache.shape[0]))
@@ -182,25 +180,25 @@ def _device(index: int | None) -> tuple[int, int]:
 
 
 def choose_tiles(rows: int, latent: int, shared: int, kind: torch.dtype, memory: int) -> Tiles:
-    """Tiles for so many query rows (new tokens x heads) that fit the shared memory of a CTA.
+    """Tiles for `rows` query rows (new tokens x heads) that fit `memory` bytes of shared memory.
 
     `kind` is the cache's dtype. More rows per tile read the cache less often from L2, more tokens
-    per step read the queries less often from shared memory; measured spills bound both.
+    per step read the queries less often from shared memory; registers bound both.
     """
     if kind == torch.float32:
-        return Tiles(16, 8, latent // 2, 2, 4)
+        return Tiles(16, 8, latent // 4, 2, 4)
     fp8 = kind == torch.uint8
-    row = 2 * (latent + shared)
     if rows <= 16:
-        return Tiles(16, 32, GROUP if fp8 else latent // 2, 2, 4)
-    for tile, tokens, parts in ((64, 64, 2), (64, 32, 1), (32, 64, 2), (32, 32, 2), (32, 16, 2)):
-        if tile > max(32, triton.next_power_of_2(rows)) or (fp8 and tile > 32):
-            continue
-        scratch = 2 * tokens * (GROUP if fp8 else tile)
-        stages = (memory - RESERVED - scratch - tile * row) // (tokens * row)
-        if stages >= 2:
-            return Tiles(tile, tokens, GROUP if fp8 else latent // parts, min(stages, 4), 8)
-    return Tiles(16, 32, GROUP if fp8 else latent // 2, 2, 4)
+        return Tiles(16, 32, GROUP, 3, 4) if fp8 else Tiles(16, 32, latent // 2, 2, 4)
+    if fp8:
+        return Tiles(32, 64 if memory > SMALLEST_SHARED else 32, GROUP, 2, 8)
+    row = 2 * (latent + shared)
+    for tile, tokens, parts in ((64, 64, 2), (64, 32, 1), (32, 64, 2), (32, 32, 2)):
+        scratch = 2 * tile * tokens + RESERVED
+        stages = (memory - scratch - tile * row) // (tokens * row)
+        if stages >= 2 and tile < 2 * rows:
+            return Tiles(tile, tokens, latent // parts, min(stages, 4), 8)
+    return Tiles(32, 16, latent // 2, 3, 8)
 
 
 def choose_splits(programs: int, pages: int, slots: int) -> int:
@@ -217,9 +215,9 @@ def choose_splits(programs: int, pages: int, slots: int) -> int:
 @torch.library.custom_op("minitriton::mla_decode", mutates_args=())
 def _decode_op(
     q: torch.Tensor, cache: torch.Tensor, block_table: torch.Tensor, cache_lens: torch.Tensor,
-    scale: float, causal: bool, num_splits: int, latent: int, check: bool,
+    scale: float, causal: bool, num_splits: int, latent: int, check: bool | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    if check:
+    if check or (check is None and (not q.is_cuda or options.read().debug)):
         _check_contents(cache, block_table, cache_lens)
     out, lse = _empty_outputs(q, latent)
     if out.numel() == 0:

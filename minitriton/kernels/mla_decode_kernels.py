@@ -54,6 +54,32 @@ def _scores(
     return scores
 
 
+@triton.jit
+def _rescaled(scores, peak, total):
+    """(weights, factor for what was summed before, peak, total) of the base-2 online softmax."""
+    higher = tl.maximum(peak, tl.max(scores, 1))
+    origin = tl.where(higher == -float("inf"), 0.0, higher)  # no token seen yet: weights of 0
+    weights = tl.exp2(scores - origin[:, None])
+    keep = tl.exp2(peak - origin)
+    return weights, keep, higher, total * keep + tl.sum(weights, 1)
+
+
+@triton.jit
+def _store_tile(
+    acc, peak, total, out_ptr, lse_ptr, left, LATENT: tl.constexpr, ROWS: tl.constexpr,
+    CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Output and natural log-sum-exp of the first `left` rows of the tile."""
+    inside = tl.arange(0, ROWS) < left
+    lse = tl.where(total > 0, (peak + tl.log2(total)) * LN_2, -float("inf"))
+    tl.store(lse_ptr + tl.arange(0, ROWS), lse, mask=inside)
+    total = tl.where(total > 0, total, 1.0)
+    to_row = out_ptr + tl.arange(0, ROWS)[:, None] * LATENT
+    for c in tl.static_range(LATENT // CHUNK):
+        out = (acc[c] / total[:, None]).to(out_ptr.dtype.element_ty)
+        tl.store(to_row + c * CHUNK + tl.arange(0, CHUNK)[None, :], out, mask=inside[:, None])
+
+
 @triton.jit(do_not_specialize=["table_stride", "blocks", "width", "heads", "rows", "splits"])
 def decode_kernel(
     q_ptr, latent_ptr, scale_ptr, shared_ptr, table_ptr, lens_ptr, out_ptr, lse_ptr, scale,
@@ -72,7 +98,7 @@ def decode_kernel(
         return  # the merge knows
     row = tile * ROWS + tl.arange(0, ROWS)
     inside = (row < rows)[:, None]
-    visible = length - (rows - 1 - row) // heads if CAUSAL else length + row * 0
+    behind = (rows - 1 - row) // heads if CAUSAL else row * 0
     q_row = q_ptr + (sequence.to(tl.int64) * rows + row)[:, None] * (LATENT + SHARED)
     token = tl.arange(0, TOKENS)
     table_ptr += sequence.to(tl.int64) * table_stride
@@ -84,8 +110,8 @@ def decode_kernel(
         block = tl.load(table_ptr + step // STEPS)
         block = tl.minimum(tl.maximum(block, 0), blocks - 1).to(tl.int64)
         begin = step % STEPS * TOKENS
-        at = step * TOKENS + token
-        held = at < length
+        left = length - step * TOKENS
+        held = token < left
         shared_row = shared_ptr + block * shared_block + begin * SHARED_ROW
         shared_row += (token * SHARED_ROW)[:, None] + tl.arange(0, SHARED)[None, :]
         shared = tl.load(shared_row, mask=held[:, None], other=0.0)
@@ -96,13 +122,8 @@ def decode_kernel(
         scores = _scores(
             q_row, inside, chunks, shared, LATENT, SHARED, CHUNKS, CHUNK, PRECISION
         )  # fmt: skip
-        scores = tl.where(at[None, :] < visible[:, None], scores * scale, -float("inf"))
-        higher = tl.maximum(peak, tl.max(scores, 1))
-        origin = tl.where(higher == -float("inf"), 0.0, higher)
-        weights = tl.exp2(scores - origin[:, None])
-        keep = tl.exp2(peak - origin)
-        total = total * keep + tl.sum(weights, 1)
-        peak = higher
+        scores = tl.where(token[None, :] < (left - behind)[:, None], scores * scale, -float("inf"))
+        weights, keep, peak, total = _rescaled(scores, peak, total)
         # reshaped, so that the compiler places the product's warps along its wide side
         weights = tl.reshape(tl.reshape(weights.to(dtype), [ROWS * TOKENS]), [ROWS, TOKENS])
         kept = ()
@@ -111,16 +132,12 @@ def decode_kernel(
         acc = ()
         for c in tl.static_range(CHUNKS):
             acc = acc + (tl.dot(weights, chunks[c], kept[c], input_precision=PRECISION),)
-    # counted anew from the tile's first row: fewer registers live through the loop
-    some = tl.arange(0, ROWS) < rows - tile * ROWS
+    # rows are counted anew from here: fewer registers live through the loop
     to = (split.to(tl.int64) * tl.num_programs(2) + sequence) * rows + tile * ROWS
-    lse = tl.where(total > 0, (peak + tl.log2(total)) * LN_2, -float("inf"))
-    tl.store(lse_ptr + to + tl.arange(0, ROWS), lse, mask=some)
-    total = tl.where(total > 0, total, 1.0)
-    to_row = out_ptr + to * LATENT + tl.arange(0, ROWS)[:, None] * LATENT
-    for c in tl.static_range(CHUNKS):
-        out = (acc[c] / total[:, None]).to(out_ptr.dtype.element_ty)
-        tl.store(to_row + c * CHUNK + tl.arange(0, CHUNK)[None, :], out, mask=some[:, None])
+    _store_tile(
+        acc, peak, total, out_ptr + to * LATENT, lse_ptr + to, rows - tile * ROWS, LATENT, ROWS,
+        CHUNK,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["width", "rows", "splits"])

@@ -3,8 +3,8 @@
     s_h = scale (q_h[:N] . k_nope_h + q_h[N:] . k_shared)        causal; k_shared serves all heads
     out_h = sigmoid(gate_h) * softmax(s_h) v_h
 
-Source: Kimi K3 technical report, section 2.1.2: N = 128 channels, 64 shared ones, never rotated, and
-scale = 1/sqrt(192). `rope` rotates the shared channels of q and k_shared for models that do.
+Source: Kimi K3 technical report, section 2.1.2: N = 128 channels, 64 shared ones, never rotated,
+and scale = 1/sqrt(192). `rope` rotates the shared channels of q and k_shared for models that do.
 The kernels are those of `attention`, where the shared channels are a second tile of k.
 """
 
@@ -16,7 +16,6 @@ import torch
 
 import minitriton as triton
 import minitriton.language as tl
-from minitriton.kernels import checks
 from minitriton.kernels.attention import (
     attend,
     attention_reference,
@@ -50,10 +49,11 @@ def _rotate_kernel(
     partner = tl.where(upper, channel - HALF, channel + HALF)
     pair = token.to(tl.int64) * HALF + tl.where(upper, channel - HALF, channel) - FIRST
     x = tl.load(x_ptr + head * head_stride + channel, mask=mask, other=0.0).to(tl.float32)
-    other = tl.load(x_ptr + head * head_stride + partner, mask=mask & turned, other=0.0).to(tl.float32)
+    other = tl.load(x_ptr + head * head_stride + partner, mask=mask & turned, other=0.0)
+    other = tl.where(upper, other.to(tl.float32), -other.to(tl.float32))
     cos = tl.load(cos_ptr + pair, mask=turned, other=1.0).to(tl.float32)
     sin = tl.load(sin_ptr + pair, mask=turned, other=0.0).to(tl.float32) * direction
-    out = x * cos + tl.where(upper, other, -other) * sin
+    out = x * cos + other * sin
     out_ptr += (batch * tokens + token) * heads * WIDTH
     tl.store(out_ptr + head * WIDTH + channel, out.to(out_ptr.dtype.element_ty), mask=mask)
 
@@ -75,16 +75,16 @@ def mla_attention(
     """Causal attention whose last R channels of k are shared by all heads, under a sigmoid gate.
 
     q: [B, T, H, N + R], k_nope: [B, T, H, N], k_shared: [B, T, R], v: [B, T, H, V] (K3: N = 128,
-    R = 64, V = 128; at most 256 channels in all), one dtype (fp32, bf16 or fp16); gate: [B, T, H, V]
+    R = 64, V = 128; N + R and V at most 256), one dtype (fp32, bf16 or fp16); gate: [B, T, H, V]
     or None for no gate, any of these dtypes. Views with dense rows are read in place. The result
     is [B, T, H, V], contiguous, in the dtype of q or in `out_dtype` (K3 trains with fp32), and with
-    return_lse also lse [B, H, T] in fp32, natural logarithm. All five are differentiable;
-    the gradient of k_shared sums over the heads in one fixed order, so nothing varies between runs.
+    return_lse also lse [B, H, T] in fp32, natural logarithm. All five are differentiable; the
+    gradient of k_shared sums over the heads in one fixed order, so nothing varies between runs.
 
-    rope: (cos, sin), each [T, R / 2], without gradients: channels i and i + R / 2 of the shared ones
-    turn together by the angle of pair i of their token, in q and k_shared. scale: positive, default
-    1 / sqrt(N + R). `cu_seqlens` and `precision` are as in `attention`; packed sequences bring their
-    own rows of cos and sin. KernelArgumentError names the argument that does not fit.
+    rope: (cos, sin), each [T, R / 2], without gradients: channels i and i + R / 2 of the shared
+    ones turn together by the angle of pair i of their token, in q and k_shared. scale: positive,
+    default 1 / sqrt(N + R). `cu_seqlens` and `precision` are as in `attention`; packed sequences
+    bring their own rows of cos and sin. KernelArgumentError names the argument that does not fit.
     """
     query = check_q(q)
     batch, tokens, heads, width = query.shape

@@ -19,10 +19,12 @@ import torch
 import minitriton as triton
 from minitriton.kernels import checks, grouped_gemm
 from minitriton.kernels.moe_routing import Routing
+from minitriton.kernels.norms import rms_norm, rms_norm_reference
 from minitriton.kernels.situ import situ_glu_reference
 from minitriton.kernels.situ_gemm import glu_config, strided_weight
 
 BLOCK = 1024  # columns per program of gathers and sums
+WIDEST = 8192  # columns of a row whose norm is taken
 TILE_ROWS = (16, 64, 128)  # rows of an expert's tile that the kernels are made for
 
 
@@ -43,15 +45,18 @@ def moe_experts(
     weights: torch.Tensor | None = None,
     beta1: float = 4.0,
     beta2: float | None = 25.0,
+    norm_weight: torch.Tensor | None = None,
+    eps: float = 1e-5,
 ) -> torch.Tensor:
-    """sum_j p_tj W2_e SiTU-GLU(W13_e z_t) per token; differentiable in z, w13, w2 and weights.
+    """sum_j p_tj W2_e SiTU-GLU(W13_e z_t) per token; differentiable in all tensors.
 
     z: [T, latent]; w13: [E, 2 ff, latent], the ff gate rows of an expert first; w2: [E, latent,
     ff]; one dtype out of fp32, bf16, fp16 and one device; transposed weights are read in place.
     routing: of `moe_route`, its tables for T tokens and tiles of 16, 64 or 128 rows (see
     `expert_tile_rows`); of `local_experts` where w13 and w2 hold a slice of the experts, whose
     share of the sum is then the result. weights: [T, k] fp32, p; by default those of routing.
-    beta2 = None leaves the up values uncapped.
+    beta2 = None leaves the up values uncapped. norm_weight: [latent], fp32 or the dtype of z, gives
+    the RMS norm of the sum (latent <= 8192), in the same launch where no gradient is wanted.
 
     The result is [T, latent], contiguous, in the dtype of z. Gradients of weights are contiguous;
     those of experts without tokens are zero. fp32 is multiplied as three tf32 products. Grids
@@ -61,12 +66,16 @@ def moe_experts(
     check_operands(z, w13, w2)
     p = check_routing(z, w13.shape[0], routing, weights)
     cap = None if beta2 is None else checks.positive("beta2", beta2)
-    save = torch.is_grad_enabled() and any(x.requires_grad for x in (z, w13, w2, p))
+    check_norm(z, norm_weight)
+    eps = checks.positive("eps", eps)
+    wanted = (z, w13, w2, p) if norm_weight is None else (z, w13, w2, p, norm_weight)
+    save = torch.is_grad_enabled() and any(x.requires_grad for x in wanted)
     tables = (routing.row_of_slot, routing.token_of_row, routing.expert_of_tile)
-    return _moe_experts_op(
-        z, w13, w2, p, *tables, routing.offsets, routing.counts,
-        checks.positive("beta1", beta1), cap, save,
+    u = _moe_experts_op(
+        z, w13, w2, p, *tables, routing.offsets, routing.counts, checks.positive("beta1", beta1),
+        cap, None if save else norm_weight, eps, save,
     )[0]  # fmt: skip
+    return rms_norm(u, norm_weight, eps) if save and norm_weight is not None else u
 
 
 def moe_experts_reference(
@@ -77,6 +86,8 @@ def moe_experts_reference(
     weights: torch.Tensor | None = None,
     beta1: float = 4.0,
     beta2: float | None = 25.0,
+    norm_weight: torch.Tensor | None = None,
+    eps: float = 1e-5,
 ) -> torch.Tensor:
     """`moe_experts` in plain torch, expert by expert, in the dtype of its arguments."""
     p = (routing.weights if weights is None else weights).to(z.dtype).reshape(-1)
@@ -92,7 +103,7 @@ def moe_experts_reference(
         gate, up = (z[token] @ w13[expert].T).chunk(2, -1)
         y = situ_glu_reference(gate, up, beta1, beta2) @ w2[expert].T
         u = u.index_add(0, token, y * p[slot_of_row[span], None])
-    return u
+    return u if norm_weight is None else rms_norm_reference(u, norm_weight, eps)
 
 
 def local_experts(routing: Routing, first: int, count: int) -> Routing:
@@ -130,12 +141,7 @@ def check_operands(z: torch.Tensor, w13: torch.Tensor, w2: torch.Tensor) -> None
             raise checks.KernelArgumentError(
                 f"argument '{name}': shape {tuple(x.shape)}; it must be {shape}, not empty"
             )
-        for what in ("dtype", "device"):
-            if getattr(x, what) != getattr(z, what):
-                raise checks.KernelArgumentError(
-                    f"argument '{name}': {what} {getattr(x, what)} differs from that of 'z', "
-                    f"{getattr(z, what)}"
-                )
+        checks.like_but_shape(name, x, "z", z)
     experts, double, latent = w13.shape
     for name, x, wanted in (
         ("w13", w13, (experts, double + double % 2, z.shape[1])),
@@ -146,6 +152,17 @@ def check_operands(z: torch.Tensor, w13: torch.Tensor, w2: torch.Tensor) -> None
                 f"argument '{name}': shape {tuple(x.shape)}; 'z' of shape {tuple(z.shape)} and "
                 f"'w13' of shape {tuple(w13.shape)} need {wanted}"
             )
+
+
+def check_norm(z: torch.Tensor, norm_weight: torch.Tensor | None) -> None:
+    """Refuses a weight of the RMS norm that does not fit."""
+    if (
+        norm_weight is not None
+        and checks.row_vector("norm_weight", norm_weight, "z", z).numel() > WIDEST
+    ):
+        raise checks.KernelArgumentError(
+            f"argument 'norm_weight': shape {tuple(norm_weight.shape)}; a norm takes up to {WIDEST}"
+        )
 
 
 def check_routing(
@@ -199,13 +216,14 @@ def _rows_config(dtype: torch.dtype, rows: int, depth: int) -> dict[str, int]:
     return {"BLOCK_N": 128, "BLOCK_K": 32, "num_warps": warps, "num_stages": 4}
 
 
-def _weights_config(dtype: torch.dtype) -> dict[str, int]:
-    """Launch configuration of a weight gradient."""
-    if dtype == torch.float32:
-        config = {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4, "num_stages": 3}
-    else:
-        config = {"BLOCK_M": 128, "BLOCK_N": 128, "num_warps": 4, "num_stages": 4}
-    return config | {"BLOCK_K": 32, "GROUP": grouped_gemm.GROUP}
+def _weights_config(dtype: torch.dtype, rows: int, columns: int) -> dict[str, int]:
+    """Launch configuration of a weight gradient; odd sizes are read element by element."""
+    small = dtype == torch.float32 or rows % 16 or columns % 16
+    block, stages = (64, 3) if small else (128, 4)
+    return {
+        "BLOCK_M": block, "BLOCK_N": block, "BLOCK_K": 32, "GROUP": grouped_gemm.GROUP,
+        "num_warps": 4, "num_stages": stages,
+    }  # fmt: skip
 
 
 def _launch_rows(
@@ -227,13 +245,16 @@ def _launch_rows(
 
 
 def launch_sum(
-    rows: torch.Tensor, weights: torch.Tensor | None, row_of_slot: torch.Tensor, out: torch.Tensor
-) -> None:
-    """out[t] = sum_j weights[t, j] rows[row_of_slot[t, j]]; None: without weights."""
+    rows: torch.Tensor, weights: torch.Tensor | None, row_of_slot: torch.Tensor, out: torch.Tensor,
+    norm_weight: torch.Tensor | None = None, eps: float = 1.0,
+) -> None:  # fmt: skip
+    """out[t] = sum_j weights[t, j] rows[row_of_slot[t, j]], weights 1 for None; or its RMS norm."""
     (tokens, slots), columns = row_of_slot.shape, rows.shape[1]
-    grouped_gemm.combine_kernel[(tokens, triton.cdiv(columns, BLOCK))](
-        rows, row_of_slot if weights is None else weights, row_of_slot, out, columns,
-        WEIGHTED=weights is not None, SLOTS=slots, BLOCK=BLOCK,
+    block = BLOCK if norm_weight is None else triton.next_power_of_2(columns)
+    grouped_gemm.combine_kernel[(tokens, triton.cdiv(columns, block))](
+        rows, weights if weights is None else weights.contiguous(), row_of_slot,
+        norm_weight if norm_weight is None else norm_weight.contiguous(), out, columns, eps,
+        SLOTS=slots, BLOCK=block, num_warps=max(4, block // 1024),
     )  # fmt: skip
 
 
@@ -250,7 +271,7 @@ def _launch_weight_gradient(
     a: torch.Tensor, b: torch.Tensor, dw: torch.Tensor, offsets: torch.Tensor, counts: torch.Tensor
 ) -> None:
     experts, rows, columns = dw.shape
-    config = _weights_config(a.dtype)
+    config = _weights_config(a.dtype, rows, columns)
     blocks = triton.cdiv(rows, config["BLOCK_M"]) * triton.cdiv(columns, config["BLOCK_N"])
     grouped_gemm.weights_backward_kernel[(blocks, experts)](
         a, b, dw, offsets, counts, rows, columns, PRECISION="tf32x3", **config
@@ -261,15 +282,17 @@ def _launch_weight_gradient(
 def _moe_experts_op(
     z: torch.Tensor, w13: torch.Tensor, w2: torch.Tensor, weights: torch.Tensor,
     row_of_slot: torch.Tensor, token_of_row: torch.Tensor, expert_of_tile: torch.Tensor,
-    offsets: torch.Tensor, counts: torch.Tensor, beta1: float, beta2: float | None, save: bool,
+    offsets: torch.Tensor, counts: torch.Tensor, beta1: float, beta2: float | None,
+    norm_weight: torch.Tensor | None, eps: float, save: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """(u, h); with norm_weight the norm of u, which nothing can differentiate."""
     u, h = _empty_outputs(z, w13, token_of_row, save)
     tiles, rows = expert_of_tile.shape[0], token_of_row.shape[0]
     if tiles == 0:
         return u.zero_(), h
     x, w, tile = _dense(z), strided_weight(w13), rows // tiles
     columns, depth = w.shape[1] // 2, w.shape[2]
-    config = glu_config(z.dtype, tile)
+    config = glu_config(z.dtype, tile, columns, depth)
     act = z.new_empty(rows, columns)
     grouped_gemm.up_kernel[(tiles * triton.cdiv(columns, config["BLOCK_N"]),)](
         x, w, act, h, token_of_row, expert_of_tile, x.stride(0), *w.stride(), tiles, columns, depth,
@@ -278,7 +301,7 @@ def _moe_experts_op(
         GROUP=grouped_gemm.GROUP, **config,
     )  # fmt: skip
     y = _launch_rows(act, None, strided_weight(w2), expert_of_tile, rows)
-    launch_sum(y, weights.contiguous(), row_of_slot, u)
+    launch_sum(y, weights, row_of_slot, u, norm_weight, eps)
     return u, h
 
 
@@ -331,7 +354,7 @@ def _empty_gradients(
 
 
 _moe_experts_op.register_fake(
-    lambda z, w13, w2, weights, slots, tokens, tiles, offsets, counts, beta1, beta2, save: (
+    lambda z, w13, w2, weights, slots, tokens, tiles, offsets, counts, b1, b2, norm, eps, save: (
         _empty_outputs(z, w13, tokens, save)
     )
 )
@@ -352,7 +375,7 @@ def _differentiate(ctx: Any, du: torch.Tensor, _: Any) -> Any:
     frozen = not any(ctx.needs_input_grad[1:3])
     dz, dw13, dw2, dweights = _backward_op(du, *ctx.saved_tensors, *ctx.betas, frozen)
     experts = (None, None) if frozen else (dw13, dw2)
-    return dz, *experts, dweights, *(None,) * 8
+    return dz, *experts, dweights, *(None,) * 10
 
 
 _moe_experts_op.register_autograd(_differentiate, setup_context=_save)

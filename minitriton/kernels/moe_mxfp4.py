@@ -18,7 +18,7 @@ import minitriton as triton
 import minitriton.language as tl
 from minitriton.kernels import checks, grouped_gemm
 from minitriton.kernels.grouped_gemm import place
-from minitriton.kernels.moe_experts import check_routing, launch_sum
+from minitriton.kernels.moe_experts import check_norm, check_routing, launch_sum
 from minitriton.kernels.moe_routing import Routing
 from minitriton.kernels.mxfp4 import check_mxfp4
 from minitriton.kernels.situ_gemm import store_glu
@@ -152,13 +152,15 @@ def moe_experts_mxfp4(
     weights: torch.Tensor | None = None,
     beta1: float = 4.0,
     beta2: float | None = 25.0,
+    norm_weight: torch.Tensor | None = None,
+    eps: float = 1e-5,
 ) -> torch.Tensor:
     """`moe_experts` with MXFP4 weights, for inference: nothing may require a gradient.
 
     z: [T, latent] bf16; w13, w13_scales: uint8 [E, 2 ff, latent / 2] and [E, 2 ff, latent / 32];
     w2, w2_scales: [E, latent, ff / 2] and [E, latent, ff / 32], as `mxfp4_quantize` gives them;
     latent and ff multiples of 32. Scales up to 2^65 are exact, and so are weights of at least
-    2^-62. Routing, weights, betas and result as in `moe_experts`. KernelArgumentError names the
+    2^-62. Routing, weights, betas, norm and result as in `moe_experts`. KernelArgumentError names the
     argument that does not fit.
     """
     check_mxfp4("w13", w13, "w13_scales", w13_scales)
@@ -182,16 +184,15 @@ def moe_experts_mxfp4(
             raise checks.KernelArgumentError(
                 f"argument '{name}': it must be contiguous on {z.device}, the device of 'z'"
             )
-    for name, x in {"z": z, "weights": p}.items():
-        if torch.is_grad_enabled() and x.requires_grad:
-            raise checks.KernelArgumentError(
-                f"argument '{name}': requires_grad, and there is no backward pass; "
-                "use moe_experts or torch.no_grad()"
-            )
+    check_norm(z, norm_weight)
+    checks.no_gradient(
+        "use moe_experts or torch.no_grad()", z=z, weights=p, norm_weight=norm_weight
+    )
     cap = None if beta2 is None else checks.positive("beta2", beta2)
     return _moe_experts_mxfp4_op(
         z, w13, w13_scales, w2, w2_scales, p, routing.row_of_slot, routing.token_of_row,
-        routing.expert_of_tile, checks.positive("beta1", beta1), cap,
+        routing.expert_of_tile, checks.positive("beta1", beta1), cap, norm_weight,
+        checks.positive("eps", eps),
     )  # fmt: skip
 
 
@@ -206,6 +207,7 @@ def _moe_experts_mxfp4_op(
     z: torch.Tensor, w13: torch.Tensor, w13_scales: torch.Tensor, w2: torch.Tensor,
     w2_scales: torch.Tensor, weights: torch.Tensor, row_of_slot: torch.Tensor,
     token_of_row: torch.Tensor, expert_of_tile: torch.Tensor, beta1: float, beta2: float | None,
+    norm_weight: torch.Tensor | None, eps: float,
 ) -> torch.Tensor:  # fmt: skip
     u = torch.empty(z.shape, dtype=z.dtype, device=z.device)
     tiles, rows = expert_of_tile.shape[0], token_of_row.shape[0]
@@ -222,7 +224,7 @@ def _moe_experts_mxfp4_op(
     rows_mxfp4_kernel[(tiles * triton.cdiv(latent, config["BLOCK_N"]),)](
         act, w2.view(torch.int32), w2_scales, y, expert_of_tile, tiles, latent, ff, **config
     )
-    launch_sum(y, weights.contiguous(), row_of_slot, u)
+    launch_sum(y, weights, row_of_slot, u, norm_weight, eps)
     return u
 
 

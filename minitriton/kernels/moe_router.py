@@ -236,8 +236,8 @@ def moe_route(
     if input not in ("logits", "scores"):
         raise KernelArgumentError(f"argument 'input': {input!r}; it must be 'logits' or 'scores'")
     experts = logits.shape[1]
-    whole("topk", topk, min(experts, MOST_CHOSEN))
-    whole("tile_rows", tile_rows, 1024)
+    checks.whole("topk", topk, min(experts, MOST_CHOSEN))
+    checks.whole("tile_rows", tile_rows, 1024)
     if tile_rows & (tile_rows - 1):
         raise KernelArgumentError(f"argument 'tile_rows': {tile_rows} is not a power of two")
     if padded_rows(logits.shape[0], experts, topk, tile_rows) >= 2**31:
@@ -275,19 +275,8 @@ def check_bias(bias: object, other_name: str, other: torch.Tensor, dim: int = 1)
             f"argument 'bias': device {tensor.device} differs from that of '{other_name}', "
             f"{other.device}"
         )
-    if tensor.requires_grad:
-        raise KernelArgumentError(
-            "argument 'bias': it requires a gradient and has none, as it only selects; detach it"
-        )
+    checks.no_gradient("it only selects, so use .detach()", bias=tensor)
     return tensor
-
-
-def whole(name: str, value: object, most: int) -> None:
-    """Refuses a value that is not a whole number from 1 to `most`."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise KernelArgumentError(
-            f"argument '{name}': must be a whole number from 1 to {most}, got {value!r}"
-        )
 
 
 def dense_rows(x: torch.Tensor) -> torch.Tensor:

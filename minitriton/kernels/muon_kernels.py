@@ -23,8 +23,8 @@ import minitriton as triton
 import minitriton.language as tl
 
 MATRICES = 5  # per block in the workspace of the iteration: R, Z, Z R, and Q twice
+SMALL = 64  # rows of a tile of the iteration
 COLUMNS = 128  # of a tile of Q X
-WARPS = 8
 ENOUGH = 264  # programs that keep a GPU busy
 NORM_EPS = 1e-7
 
@@ -67,9 +67,10 @@ def _store_both(to_ptr, value, i, j, size, TILE: tl.constexpr, ONE_TILE: tl.cons
     """Tile (i, j) and its mirror image."""
     here, mirrored = _places(i, j, size, TILE)
     tl.store(to_ptr + here, value)
-    if not ONE_TILE:
-        if i != j:
-            tl.store(to_ptr + mirrored, value)
+    if ONE_TILE:
+        return
+    if i != j:
+        tl.store(to_ptr + mirrored, value)
 
 
 @triton.jit
@@ -163,9 +164,7 @@ def _iterate_kernel(
     r_ptr = work_ptr + block * (5 * area)
     z_ptr, t_ptr, q_ptr = r_ptr + area, r_ptr + 2 * area, r_ptr + 3 * area
     partial_ptr += block * splits * area
-    _total(
-        partial_ptr, scale_ptr + block, r_ptr, splits, size, normalise, eps, TILE, TILES, BLOCK
-    )
+    _total(partial_ptr, scale_ptr + block, r_ptr, splits, size, normalise, eps, TILE, TILES, BLOCK)
     diagonal = tl.arange(0, TILE)[:, None] == tl.arange(0, TILE)[None, :]
     for step in tl.range(steps):
         for t in tl.range(TILES):
@@ -239,7 +238,9 @@ def momentum_step(
     grad, buffer: [rows, columns] with contiguous rows. The result has the dtype of buffer: it is
     buffer itself or, with nesterov, momentum * buffer + grad.
     """
-    out = torch.empty(buffer.shape, dtype=buffer.dtype, device=buffer.device) if nesterov else buffer
+    out = (
+        torch.empty(buffer.shape, dtype=buffer.dtype, device=buffer.device) if nesterov else buffer
+    )
     _momentum_kernel[(buffer.shape[0], triton.cdiv(buffer.shape[1], 1024))](
         grad, buffer, out, grad.stride(0), buffer.stride(0), buffer.shape[1], momentum,
         NESTEROV=nesterov, BLOCK=1024,
@@ -276,53 +277,64 @@ def orthogonalise(
 ) -> None:
     """Writes the iterate O of x into out, or updates out with it.
 
-    x, out: [blocks, m, n] with 1 <= m <= min(n, 256), any strides, none zero.
+    x, out: [blocks, m, n] with 1 <= m <= min(n, 256), of any strides.
     """
     blocks, rows, columns = x.shape
-    size = triton.cdiv(rows, 64) * 64
-    tile = 128 if size == 128 else 64
-    tiles = size // tile * (size // tile + 1) // 2
-    splits = max(1, min(triton.cdiv(columns, 512), ENOUGH // (blocks * tiles)))
+    size = triton.cdiv(rows, SMALL) * SMALL
+    splits = max(1, min(triton.cdiv(columns, 512), ENOUGH // blocks))
     kind = torch.float32 if x.dtype == torch.float32 else torch.float16
     room = partial(torch.empty, dtype=torch.float32, device=x.device)
     parts, work = room(blocks, splits, size, size), room(blocks, MATRICES, size, size)
     scale, q = room(blocks), torch.empty(blocks, size, size, dtype=kind, device=x.device)
     runs = _runs(iteration.steps)
     for index, steps in enumerate(runs):
-        _gram(x, parts, tile, tiles, iteration.precision)
+        _gram(x, parts, iteration.precision)
         _iterate_kernel[(blocks,)](
             parts, scale, work, q, splits, size, steps, int(index == 0), *iteration.coefficients,
-            NORM_EPS, BLOCK=triton.next_power_of_2(size), TILE=tile, TILES=tiles, DEPTH=32,
-            PRECISION=iteration.precision, num_warps=WARPS,
+            NORM_EPS, BLOCK=triton.next_power_of_2(size), TILE=SMALL, TILES=_tiles(size, SMALL),
+            DEPTH=32, PRECISION=iteration.precision, num_warps=8,
         )  # fmt: skip
         last = index == len(runs) - 1
         to = out if last else torch.empty(x.shape, dtype=kind, device=x.device)
-        _apply(q, x, scale if index == 0 else None, to, update if last else None, tile,
-               iteration.precision)  # fmt: skip
+        first_scale = scale if index == 0 else None
+        _apply(q, x, first_scale, to, update if last else None, iteration.precision)
         x = to
 
 
-def _gram(x: torch.Tensor, parts: torch.Tensor, tile: int, tiles: int, precision: str) -> None:
+def _tile(size: int, precision: str) -> int:
+    """128 where one such tile is a block; three products of its parts would spill registers."""
+    return 128 if size == 128 and precision == "tf32" else SMALL
+
+
+def _tiles(size: int, tile: int) -> int:
+    """Tiles on and below the diagonal."""
+    return size // tile * (size // tile + 1) // 2
+
+
+def _gram(x: torch.Tensor, parts: torch.Tensor, precision: str) -> None:
     blocks, rows, columns = x.shape
     splits, size = parts.shape[1:3]
+    tile = _tile(size, precision)
+    tiles = _tiles(size, tile)
     share = triton.cdiv(triton.cdiv(columns, splits), 64) * 64
     _gram_kernel[(tiles, splits, blocks)](
         x, parts, *x.stride(), rows, columns, size, share, ONE_TILE=tiles == 1, TILE=tile,
-        DEPTH=128 // x.element_size(), PRECISION=precision, num_warps=WARPS,
+        DEPTH=128 // x.element_size(), PRECISION=precision, num_warps=8,
     )  # fmt: skip
 
 
 def _apply(
     q: torch.Tensor, x: torch.Tensor, scale: torch.Tensor | None, out: torch.Tensor,
-    update: Update | None, tile: int, precision: str,
+    update: Update | None, precision: str,
 ) -> None:  # fmt: skip
     blocks, rows, columns = x.shape
     change = update or Update(0.0, None, 0.0, 0.0)
+    tile = _tile(q.shape[1], precision)
     grid = (triton.cdiv(columns, COLUMNS), triton.cdiv(rows, tile), blocks)
     _apply_kernel[grid](
         q, x, q if scale is None else scale, out,
         q if change.lr_tensor is None else change.lr_tensor, *x.stride(), *out.stride(), rows,
         columns, q.shape[1], change.lr, change.decay, change.factor, SCALED=scale is not None,
         UPDATE=update is not None, LR_IN_MEMORY=change.lr_tensor is not None, TILE=tile, DEPTH=32,
-        COLUMNS=COLUMNS, PRECISION=precision, num_warps=WARPS,
+        COLUMNS=COLUMNS, PRECISION=precision, num_warps=8,
     )  # fmt: skip

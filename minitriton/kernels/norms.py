@@ -20,63 +20,80 @@ import minitriton as triton
 import minitriton.language as tl
 from minitriton.kernels import checks
 from minitriton.kernels.checks import KernelArgumentError
-from minitriton.kernels.rows import rows_of
+from minitriton.kernels.rows import rows_in_place
 
 MAX_COLUMNS = 8192
+MAX_ROWS = 2**31 - 1024  # row numbers are int32
 TILE = 1024  # elements that a program holds, or one row where that is longer
 
 
 @triton.jit
+def _start(row, inner, outer_stride, stride):
+    """Where rows begin that lie in groups of `inner`; see `kernels/rows.py`."""
+    group = row // inner
+    return group.to(tl.int64) * outer_stride + (row - group * inner).to(tl.int64) * stride
+
+
+@triton.jit(do_not_specialize=["rows"])
 def _forward_kernel(
-    x_ptr, gate_ptr, weight_ptr, out_ptr, x_stride, gate_stride, rows, columns, eps,
+    x_ptr, gate_ptr, weight_ptr, out_ptr, x_outer, x_stride, gate_outer, gate_stride, inner, rows,
+    columns, eps,
     GATED: tl.constexpr, WEIGHTED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     at = tl.arange(0, BLOCK)[None, :]
     mask = (row < rows) & (at < columns)
-    x = tl.load(x_ptr + row * x_stride + at, mask=mask, other=0.0).to(tl.float32)
+    x = tl.load(x_ptr + _start(row, inner, x_outer, x_stride) + at, mask=mask, other=0.0)
+    x = x.to(tl.float32)
     out = x * tl.rsqrt(tl.sum(x * x, axis=1) / columns + eps)[:, None]
     if WEIGHTED:
         out = out * tl.load(weight_ptr + at, mask=at < columns, other=0.0).to(tl.float32)
     if GATED:
-        gate = tl.load(gate_ptr + row * gate_stride + at, mask=mask, other=0.0)
+        gate_row = gate_ptr + _start(row, inner, gate_outer, gate_stride)
+        gate = tl.load(gate_row + at, mask=mask, other=0.0)
         out = out * tl.sigmoid(gate.to(tl.float32))
-    tl.store(out_ptr + row * columns + at, out.to(out_ptr.dtype.element_ty), mask=mask)
+    to = out_ptr + row.to(tl.int64) * columns + at
+    tl.store(to, out.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _backward_kernel(
-    grad_ptr, x_ptr, gate_ptr, weight_ptr, dx_ptr, dgate_ptr, partial_ptr, grad_stride, x_stride,
-    gate_stride, rows, columns, eps,
-    GATED: tl.constexpr, WEIGHTED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    grad_ptr, x_ptr, gate_ptr, weight_ptr, dx_ptr, dgate_ptr, partial_ptr, grad_outer, grad_stride,
+    x_outer, x_stride, gate_outer, gate_stride, inner, rows, columns, eps,
+    GATED: tl.constexpr, WEIGHTED: tl.constexpr, DWEIGHT: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     at = tl.arange(0, BLOCK)[None, :]
     if WEIGHTED:
         weight = tl.load(weight_ptr + at, mask=at < columns, other=0.0).to(tl.float32)
+    if DWEIGHT:
         dweight = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
     for tile in range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0)):
-        row = tile.to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+        row = tile * ROWS + tl.arange(0, ROWS)[:, None]
         mask = (row < rows) & (at < columns)
-        x = tl.load(x_ptr + row * x_stride + at, mask=mask, other=0.0).to(tl.float32)
-        grad = tl.load(grad_ptr + row * grad_stride + at, mask=mask, other=0.0).to(tl.float32)
+        x_row = x_ptr + _start(row, inner, x_outer, x_stride)
+        x = tl.load(x_row + at, mask=mask, other=0.0).to(tl.float32)
+        grad_row = grad_ptr + _start(row, inner, grad_outer, grad_stride)
+        grad = tl.load(grad_row + at, mask=mask, other=0.0).to(tl.float32)
+        to = row.to(tl.int64) * columns + at
         r = tl.rsqrt(tl.sum(x * x, axis=1) / columns + eps)[:, None]
         n = x * r
         if GATED:
-            gate = tl.load(gate_ptr + row * gate_stride + at, mask=mask, other=0.0)
+            gate_row = gate_ptr + _start(row, inner, gate_outer, gate_stride)
+            gate = tl.load(gate_row + at, mask=mask, other=0.0)
             s = tl.sigmoid(gate.to(tl.float32))
             dgate = grad * n * s * (1 - s)
             if WEIGHTED:
                 dgate = dgate * weight
-            tl.store(
-                dgate_ptr + row * columns + at, dgate.to(dgate_ptr.dtype.element_ty), mask=mask
-            )
+            tl.store(dgate_ptr + to, dgate.to(dgate_ptr.dtype.element_ty), mask=mask)
             grad = grad * s
-        if WEIGHTED:
+        if DWEIGHT:
             dweight += grad * n
+        if WEIGHTED:
             grad = grad * weight
         dx = r * (grad - n * (tl.sum(grad * n, axis=1) / columns)[:, None])
-        tl.store(dx_ptr + row * columns + at, dx.to(dx_ptr.dtype.element_ty), mask=mask)
-    if WEIGHTED:
+        tl.store(dx_ptr + to, dx.to(dx_ptr.dtype.element_ty), mask=mask)
+    if DWEIGHT:
         column = tl.arange(0, BLOCK)
         to = partial_ptr + tl.program_id(0) * columns + column
         tl.store(to, tl.sum(dweight, axis=0), mask=column < columns)
@@ -87,12 +104,13 @@ def rms_norm(
 ) -> torch.Tensor:
     """weight * x / sqrt(mean(x^2) + eps) over the last dimension; differentiable in x and weight.
 
-    x: [..., d] with d <= 8192, fp32, bf16 or fp16, on a GPU or the CPU; weight: [d] in fp32 or x's
-    dtype, or None for ones. The result is contiguous in x's shape and dtype. A row whose mean
+    x: [..., d] with d <= 8192, fp32, bf16 or fp16, on a GPU or the CPU; slices whose rows lie at one
+    distance, or two (heads of tokens), are read in place. weight: [d] in fp32 or x's dtype, or None
+    for ones. The result is contiguous in x's shape and dtype. A row whose mean
     square exceeds the range of fp32 gives zeros, as in plain fp32. KernelArgumentError for anything
     else and for eps <= 0.
     """
-    _check_columns(x)
+    _check_rows(x)
     return _norm_op(x, None, _check_weight(weight, x), checks.positive("eps", eps))
 
 
@@ -104,12 +122,12 @@ def gated_rms_norm(
 ) -> torch.Tensor:
     """sigmoid(gate) * rms_norm(x, weight, eps); differentiable in x, gate and weight.
 
-    x, gate: [..., d] with d <= 8192, one shape, one dtype (fp32, bf16 or fp16), one device; views
-    whose rows lie at one distance are read in place. gate = None is `rms_norm`. weight: [d] in fp32
+    x, gate: [..., d] with d <= 8192, one shape, one dtype (fp32, bf16 or fp16), one device;
+    slices whose rows lie at one distance, or two (heads of tokens), are read in place. gate = None is `rms_norm`. weight: [d] in fp32
     or x's dtype, or None for ones. The result is contiguous in x's shape and dtype.
     KernelArgumentError names the argument that does not fit.
     """
-    _check_columns(x)
+    _check_rows(x)
     if gate is not None:
         checks.like("gate", gate, "x", x)
     return _norm_op(x, gate, _check_weight(weight, x), checks.positive("eps", eps))
@@ -134,11 +152,12 @@ def gated_rms_norm_reference(
     return out if gate is None else out * torch.sigmoid(gate)
 
 
-def _check_columns(x: object) -> None:
-    columns = checks.float_tensor("x", x).shape[-1]
-    if columns > MAX_COLUMNS:
+def _check_rows(x: object) -> None:
+    shape = checks.float_tensor("x", x).shape
+    if shape[-1] > MAX_COLUMNS or shape[:-1].numel() > MAX_ROWS:
         raise KernelArgumentError(
-            f"argument 'x': rows of {columns} elements; at most {MAX_COLUMNS} are supported"
+            f"argument 'x': {shape[:-1].numel()} rows of {shape[-1]} elements; "
+            f"at most {MAX_ROWS} of {MAX_COLUMNS} are supported"
         )
 
 
@@ -180,48 +199,53 @@ def _forward(
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if out.numel() == 0:
         return out
-    m = rows_of(x)
-    g = m if gate is None else rows_of(gate)
-    rows, block, warps = _tile(m.shape[1])
-    _forward_kernel[(triton.cdiv(m.shape[0], rows),)](
-        m, g, m if weight is None else weight.contiguous(), out, m.stride(0), g.stride(0),
-        m.shape[0], m.shape[1], eps, GATED=gate is not None, WEIGHTED=weight is not None,
-        ROWS=rows, BLOCK=block, num_warps=warps,
+    inner, (m, *rest) = rows_in_place(x, *([] if gate is None else [gate]))
+    g = rest[0] if rest else m
+    columns = x.shape[-1]
+    height, block, warps = _tile(columns)
+    rows = x.numel() // columns
+    _forward_kernel[(triton.cdiv(rows, height),)](
+        m.tensor, g.tensor, x if weight is None else weight.contiguous(), out, m.outer_stride,
+        m.stride, g.outer_stride, g.stride, inner, rows, columns, eps, GATED=gate is not None,
+        WEIGHTED=weight is not None, ROWS=height, BLOCK=block, num_warps=warps,
     )  # fmt: skip
     return out
 
 
 def _backward(
     grad: torch.Tensor, x: torch.Tensor, gate: torch.Tensor | None, weight: torch.Tensor | None,
-    eps: float,
+    eps: float, train_weight: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    dx, dgate, dweight = _gradients(x, gate, weight)
+    dx, dgate, dweight = _gradients(x, gate, weight, train_weight)
     if dx.numel() == 0:
         return dx, dgate, dweight.zero_()
-    dy, m = rows_of(grad), rows_of(x)
-    g = m if gate is None else rows_of(gate)
-    rows, block, warps = _tile(m.shape[1])
-    programs = _programs(triton.cdiv(m.shape[0], rows), block)
-    sums = (programs, m.shape[1]) if weight is not None else (1, 1)
+    inner, (dy, m, *rest) = rows_in_place(grad, x, *([] if gate is None else [gate]))
+    g = rest[0] if rest else m
+    columns = x.shape[-1]
+    height, block, warps = _tile(columns)
+    rows = x.numel() // columns
+    programs = _programs(triton.cdiv(rows, height), block)
+    sums = (programs, columns) if train_weight else (1, 1)
     partial = torch.empty(sums, dtype=torch.float32, device=x.device)
     _backward_kernel[(programs,)](
-        dy, m, g, m if weight is None else weight.contiguous(), dx, dx if gate is None else dgate,
-        partial, dy.stride(0), m.stride(0), g.stride(0), m.shape[0], m.shape[1], eps,
-        GATED=gate is not None, WEIGHTED=weight is not None, ROWS=rows, BLOCK=block,
+        dy.tensor, m.tensor, g.tensor, x if weight is None else weight.contiguous(), dx,
+        dx if gate is None else dgate, partial, dy.outer_stride, dy.stride, m.outer_stride,
+        m.stride, g.outer_stride, g.stride, inner, rows, columns, eps, GATED=gate is not None,
+        WEIGHTED=weight is not None, DWEIGHT=train_weight, ROWS=height, BLOCK=block,
         num_warps=warps,
     )  # fmt: skip
-    if weight is not None:
+    if train_weight:
         dweight.copy_(partial.sum(0))
     return dx, dgate, dweight
 
 
 def _gradients(
-    x: torch.Tensor, gate: torch.Tensor | None, weight: torch.Tensor | None
+    x: torch.Tensor, gate: torch.Tensor | None, weight: torch.Tensor | None, train_weight: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Room for the gradients; an empty tensor stands for that of an absent argument."""
+    """Room for the gradients; an empty tensor stands for one that nobody asks for."""
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     dgate = dx.new_empty(0) if gate is None else torch.empty_like(dx)
-    if weight is None:
+    if weight is None or not train_weight:
         return dx, dgate, dx.new_empty(0)
     return dx, dgate, torch.empty(weight.shape, dtype=weight.dtype, device=x.device)
 
@@ -236,15 +260,17 @@ def _norm_op(
 @torch.library.custom_op("minitriton::gated_rms_norm_backward", mutates_args=())
 def _norm_backward_op(
     grad: torch.Tensor, x: torch.Tensor, gate: torch.Tensor | None, weight: torch.Tensor | None,
-    eps: float,
+    eps: float, train_weight: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    return _backward(grad, x, gate, weight, eps)
+    return _backward(grad, x, gate, weight, eps, train_weight)
 
 
 _norm_op.register_fake(
     lambda x, gate, weight, eps: torch.empty(x.shape, dtype=x.dtype, device=x.device)
 )
-_norm_backward_op.register_fake(lambda grad, x, gate, weight, eps: _gradients(x, gate, weight))
+_norm_backward_op.register_fake(
+    lambda grad, x, gate, weight, eps, train_weight: _gradients(x, gate, weight, train_weight)
+)
 
 
 def _save(ctx: Any, inputs: Any, output: Any) -> None:
@@ -254,8 +280,9 @@ def _save(ctx: Any, inputs: Any, output: Any) -> None:
 
 def _differentiate(ctx: Any, grad: torch.Tensor) -> Any:
     _, gate, weight = ctx.saved_tensors
-    dx, dgate, dweight = _norm_backward_op(grad, *ctx.saved_tensors, ctx.eps)
-    return dx, None if gate is None else dgate, None if weight is None else dweight, None
+    train_weight = weight is not None and ctx.needs_input_grad[2]
+    dx, dgate, dweight = _norm_backward_op(grad, *ctx.saved_tensors, ctx.eps, train_weight)
+    return dx, None if gate is None else dgate, dweight if train_weight else None, None
 
 
 _norm_op.register_autograd(_differentiate, setup_context=_save)

@@ -30,7 +30,6 @@ from minitriton.kernels.moe_router import (
     moe_route,
     sort_key,
     value_of_key,
-    whole,
 )
 
 MOST_BINS = 16384
@@ -157,7 +156,7 @@ def quantile_bias_from_histogram(
     _check_histogram(hist)
     check_bias(bias, "hist", hist, dim=0)
     _check_topk(topk, hist.shape[0])
-    return _from_histogram_op(hist, bias, topk, fraction("ema", ema))
+    return _from_histogram_op(hist, bias, topk, checks.fraction("ema", ema))
 
 
 def quantile_bias_reference(
@@ -172,27 +171,17 @@ def quantile_bias_reference(
     return new - new.mean()
 
 
-def fraction(name: str, value: object) -> float:
-    """`value` as a float if it is a number in [0, 1)."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-        raise KernelArgumentError(f"argument '{name}': must be in [0, 1), got {value!r}")
-    return float(value)
-
-
 def _check(scores: object, bias: object, cutoff: object) -> torch.Tensor:
     x = check_matrix("scores", scores)
     check_bias(bias, "scores", x)
-    if x.requires_grad:
-        raise KernelArgumentError(
-            "argument 'scores': it requires a gradient and balancing has none; use .detach()"
-        )
+    checks.no_gradient("use .detach()", scores=x, cutoff=cutoff)
     if cutoff is not None:
         alpha = checks.float_tensor("cutoff", cutoff)
         wanted = (x.shape[:1], torch.float32, x.device)
-        if (alpha.shape, alpha.dtype, alpha.device) != wanted or alpha.requires_grad:
+        if (alpha.shape, alpha.dtype, alpha.device) != wanted:
             raise KernelArgumentError(
                 f"argument 'cutoff': {alpha.dtype} {tuple(alpha.shape)} on {alpha.device}; it must "
-                f"be float32 {tuple(x.shape[:1])} on {x.device}, detached"
+                f"be float32 {tuple(x.shape[:1])} on {x.device}"
             )
     return x
 
@@ -200,7 +189,7 @@ def _check(scores: object, bias: object, cutoff: object) -> torch.Tensor:
 def _check_topk(topk: object, experts: int) -> None:
     if experts < 2:
         raise KernelArgumentError("argument 'bias': one expert cannot be balanced")
-    whole("topk", topk, experts - 1)
+    checks.whole("topk", topk, experts - 1)
 
 
 def _check_histogram(

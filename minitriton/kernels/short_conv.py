@@ -4,8 +4,8 @@
     y_t    = silu(conv_t)                                     (activation="silu")
     y_t   /= sqrt(sum_head y_t^2 + 1e-6)                      (norm_heads = channels per head)
 
-Source: Kimi K3 technical report, equations 1 to 3 (W = 4, no bias; q and k with the norm, v
-without); Kimi Linear (arXiv 2510.26692), section 4. Inputs before a sequence's first token are
+Source: the KDA layer of Kimi K3 (technical report, section 2.1: W = 4, no bias; q and k with the
+norm, v without) and of Kimi Linear (arXiv 2510.26692). Inputs before a sequence's first token are
 those of its initial state, or zeros. A *state* is [N, W - 1, D]: the last W - 1 inputs, the oldest
 first. One launch forward; one backward, and a small one where states take part. fp32 inside.
 Gradients of weight and bias are summed per program and then over programs, always in one order.
@@ -193,12 +193,12 @@ def dense(x: torch.Tensor) -> torch.Tensor:
 
 
 def tile_of(columns: int, norm: int) -> tuple[dict[str, int], int]:
-    """(constants of a kernel's tile, programs across the channels)."""
+    """(constants of a kernel's tile and its warps, programs across the channels)."""
     span = norm or min(SPAN, max(16, triton.next_power_of_2(columns)))
     block = max(16, triton.next_power_of_2(span))
     elements = TILE if columns % 16 == 0 else TILE // 2  # odd rows: an address per element
     tile = {"ROWS": max(1, elements // block), "SPAN": span, "BLOCK": block}
-    return tile, triton.cdiv(columns, span)
+    return {**tile, "num_warps": max(4, block // 128)}, triton.cdiv(columns, span)
 
 
 class _Packing(NamedTuple):
@@ -273,14 +273,14 @@ def _forward(call: _Call, output_final: bool) -> tuple[torch.Tensor, torch.Tenso
         where = x if call.packing.where is None else call.packing.where
         kernels.forward_kernel[(across * along,)](
             x, weight, bias, state, where, out, *call.strides(), batches, tokens, columns, length,
-            **call.flags(), **tile, AHEAD=AHEAD, num_warps=4,
+            **call.flags(), **tile, AHEAD=AHEAD,
         )  # fmt: skip
     if output_final and final.numel() > 0:
         tile, across = tile_of(columns, call.norm)
         flags = {name: call.flags()[name] for name in ("WIDTH", "STATE", "PACKED")}
         kernels.final_state_kernel[(across * triton.cdiv(call.sequences, tile["ROWS"]),)](
             x, state, x if call.packing.bounds is None else call.packing.bounds, final,
-            *call.strides(), call.sequences, tokens, columns, **flags, **tile, num_warps=4,
+            *call.strides(), call.sequences, tokens, columns, **flags, **tile,
         )  # fmt: skip
     return out, final
 
@@ -301,7 +301,7 @@ def _backward(
         kernels.backward_kernel[(across * along,)](
             dy, x, weight, bias, state, x if call.packing.where is None else call.packing.where,
             dx, partial, dy.stride(0), dy.stride(1), *call.strides(), batches, tokens, columns,
-            length, **call.flags(), **tile, AHEAD=1 if packed_state else AHEAD // 2, num_warps=4,
+            length, **call.flags(), **tile, AHEAD=1 if packed_state else AHEAD // 2,
         )  # fmt: skip
         sums = partial.sum(0)
         dweight.copy_(sums[:width].t())
@@ -316,7 +316,7 @@ def _backward(
             dy, x if dfinal is None else dfinal.contiguous(), x, weight, bias, state,
             x if call.packing.bounds is None else call.packing.bounds, dx, dstate, dy.stride(0),
             dy.stride(1), *call.strides(), call.sequences, tokens, columns,
-            FINAL=dfinal is not None, **call.flags(), **tile, num_warps=4,
+            FINAL=dfinal is not None, **call.flags(), **tile,
         )  # fmt: skip
     return dx, dweight, dbias, dstate
 

@@ -117,9 +117,7 @@ def _restart(
 @triton.jit
 def _read(row, stride, token, end, ok, COUNT: tl.constexpr):
     """COUNT tiles, those of `token` and the ones after it, as a tuple; zeros from `end` on."""
-    return [
-        tl.load(row + j * stride, mask=ok & (token + j < end), other=0.0) for j in range(COUNT)
-    ]
+    return [tl.load(row + j * stride, mask=ok & (token + j < end), other=0.0) for j in range(COUNT)]
 
 
 @triton.jit

@@ -110,7 +110,6 @@ def _step_op(
         tokens if state_indices is None else state_indices.contiguous(), out, tokens.stride(0),
         tokens.stride(1), *state.stride(), batches, q_len, columns, WIDTH=weight.shape[1],
         BIAS=bias is not None, SLOTS=state_indices is not None, SILU=silu, NORM=norm > 0, **tile,
-        num_warps=4,
     )  # fmt: skip
     return out
 

@@ -167,12 +167,7 @@ def situ_glu_linear(
             f"argument 'w13': shape {tuple(w13.shape)}; 'x' of shape {tuple(x.shape)} needs "
             f"(2 ff, {x.shape[-1]})"
         )
-    for what in ("dtype", "device"):
-        if getattr(w13, what) != getattr(x, what):
-            raise checks.KernelArgumentError(
-                f"argument 'w13': {what} {getattr(w13, what)} differs from that of 'x', "
-                f"{getattr(x, what)}"
-            )
+    checks.like_but_shape("w13", w13, "x", x)
     cap = None if beta2 is None else checks.positive("beta2", beta2)
     save = torch.is_grad_enabled() and (x.requires_grad or w13.requires_grad)
     return _situ_glu_linear_op(x, w13, checks.positive("beta1", beta1), cap, save)[0]
@@ -186,15 +181,17 @@ def situ_glu_linear_reference(
     return situ_glu_reference(gate, up, beta1, beta2)
 
 
-def glu_config(dtype: torch.dtype, rows: int) -> dict[str, int]:
+def glu_config(dtype: torch.dtype, rows: int, columns: int, depth: int) -> dict[str, int]:
     """Launch configuration for `rows` rows per tile (16, 64 or 128) of two products."""
-    if dtype == torch.float32:
-        return {"BLOCK_N": 32, "BLOCK_K": 32, "num_warps": 4 if rows < 128 else 8, "num_stages": 3}
-    if rows <= 16:  # few rows: the weights stream through, so many bytes in flight
-        return {"BLOCK_N": 64, "BLOCK_K": 64, "num_warps": 4, "num_stages": 4}
     config = {"BLOCK_N": 64, "BLOCK_K": 32, "num_warps": 4 if rows < 128 else 8, "num_stages": 4}
-    # 16 warps per SM; fp16's epilogue, with the longer tanh, would spill
-    return config | ({"maxnreg": 128} if dtype == torch.bfloat16 else {})
+    if dtype == torch.float32 or columns % 16 or depth % 16:  # odd sizes go element by element
+        return config | {"BLOCK_N": 32, "num_stages": 3}
+    if rows <= 16:  # few rows: the weights stream through, so many bytes in flight
+        return config | {"BLOCK_K": 64}
+    if dtype == torch.float16:  # an epilogue with the longer tanh
+        return config
+    # 16 warps per SM
+    return config | {"maxnreg": 128, "num_warps": 8, "BLOCK_N": 128 if rows < 128 else 64}
 
 
 def _tile_rows(rows: int) -> int:
@@ -220,7 +217,7 @@ def _situ_glu_linear_op(
     a, w = _dense(rows_of(x)), strided_weight(w13)
     rows, (columns, depth) = a.shape[0], (w.shape[0] // 2, w.shape[1])
     tile = _tile_rows(rows)
-    config = glu_config(x.dtype, tile)
+    config = glu_config(x.dtype, tile, columns, depth)
     grid = (triton.cdiv(rows, tile) * triton.cdiv(columns, config["BLOCK_N"]),)
     _forward_kernel[grid](
         a, w, out, h, a.stride(0), *w.stride(), rows, columns, depth, beta1, beta2 or 1.0,

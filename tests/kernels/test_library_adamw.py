@@ -1,5 +1,6 @@
 """AdamW against torch's, step by step, its state, and refused arguments."""
 
+import copy
 import io
 
 import pytest
@@ -92,7 +93,7 @@ def test_state_dicts_go_to_torch_and_back(device):
     resumed.step()
     twin.step()
     assert_equal_to(fresh, theirs)
-    state = resumed.state_dict()["state"]
+    state = copy.deepcopy(resumed.state_dict()["state"])  # torch would share the tensors
     back = torch.optim.AdamW(groups(theirs))
     back.load_state_dict({**twin.state_dict(), "state": state})
     set_gradients(fresh, theirs)

@@ -4,7 +4,12 @@ import pytest
 import torch
 
 from minitriton.kernels.checks import KernelArgumentError
-from minitriton.kernels.embedding import embedding, embedding_gradients, embedding_reference
+from minitriton.kernels.embedding import (
+    embedding,
+    embedding_gradients,
+    embedding_reference,
+    tied_embedding,
+)
 
 BOUNDS = {torch.float32: 2e-6, torch.bfloat16: 5e-3, torch.float16: 1e-3}
 
@@ -64,6 +69,20 @@ def test_many_tokens_are_split(device):
     )[0]
     hot = torch.nn.functional.one_hot(ids.flatten(), 20).double()
     assert relative(out, hot.T @ grad.flatten(0, 1).double() + extra.double()) < 1e-6
+
+
+def test_tied_to_the_head(device):
+    ids, weight, positions = inputs(device, torch.float32, 2, 9, 17, 24)
+    exact = [x.detach().double().requires_grad_() for x in (weight, positions)]
+    rows, head = tied_embedding(ids, weight, positions)
+    (rows @ head.T).square().sum().backward()
+    rows = embedding_reference(ids, *exact)
+    (rows @ exact[0].T).square().sum().backward()
+    assert relative(weight.grad, exact[0].grad) < 1e-5
+    assert relative(positions.grad, exact[1].grad) < 1e-5
+    weight.grad = None
+    tied_embedding(ids, weight)[1].sum().backward()
+    assert weight.grad.eq(1).all()
 
 
 def test_unknown_ids_give_nan(device):

@@ -1,4 +1,4 @@
-"""The routed experts against fp64 and against their definition, as torch operators, and refusals."""
+"""The routed experts against fp64 and their definition, as torch operators, and refusals."""
 
 import pytest
 import torch
@@ -63,12 +63,11 @@ def check(tensors, routing, bounds, **betas):
 @pytest.mark.parametrize(
     ("shape", "dtype"),
     [
-        ((21, 6, 3, 72, 40, 16), torch.bfloat16),  # no size a multiple of a block
-        ((40, 3, 2, 64, 136, 64), torch.bfloat16),
-        ((70, 2, 1, 96, 64, 128), torch.bfloat16),
-        ((21, 6, 3, 40, 48, 16), torch.float32),
-        ((33, 3, 2, 33, 17, 64), torch.float32),
-        ((9, 4, 4, 64, 40, 16), torch.float16),  # every token visits every expert
+        ((21, 6, 2, 64, 48, 16), torch.bfloat16),
+        ((40, 3, 2, 64, 48, 64), torch.bfloat16),
+        ((70, 2, 1, 64, 48, 128), torch.bfloat16),
+        ((21, 6, 2, 33, 17, 16), torch.float32),
+        ((9, 4, 4, 40, 48, 16), torch.float16),  # every token visits every expert
     ],
     ids=str,
 )
@@ -81,10 +80,10 @@ def test_experts(device, shape, dtype):
 def test_definition(device):
     """Token by token from the numbers of the experts alone."""
     routing = routing_of(7, 5, 2, 16, device)
-    z, w13, w2 = (x.detach() for x in operands(7, 5, 24, 16, torch.float32, device))
+    z, w13, w2 = (x.detach() for x in operands(7, 5, 32, 48, torch.float32, device))
     rows = []
     for t in range(7):
-        u = torch.zeros(24, dtype=torch.float64, device=device)
+        u = torch.zeros(32, dtype=torch.float64, device=device)
         for e, p in zip(routing.experts[t].tolist(), routing.weights[t].double(), strict=True):
             gate, up = (w13[e].double() @ z[t].double()).chunk(2)
             u += p * (w2[e].double() @ situ_glu_reference(gate, up))
@@ -94,7 +93,7 @@ def test_definition(device):
 
 def test_experts_without_tokens_get_zero_gradients(device):
     routing = routing_of(13, 6, 2, 16, device, allowed=(1, 4))
-    tensors = operands(13, 6, 32, 24, torch.float32, device)
+    tensors = operands(13, 6, 32, 48, torch.float32, device)
     _, dw13, dw2, _ = check(tensors, routing, BOUNDS[torch.float32])
     for e in (0, 2, 3, 5):
         assert not dw13[e].any() and not dw2[e].any()
@@ -102,13 +101,31 @@ def test_experts_without_tokens_get_zero_gradients(device):
 
 def test_one_expert_takes_all(device):
     routing = routing_of(40, 3, 1, 16, device, allowed=(2,))
-    check(operands(40, 3, 32, 24, torch.float32, device), routing, BOUNDS[torch.float32])
+    check(operands(40, 3, 32, 48, torch.float32, device), routing, BOUNDS[torch.float32])
 
 
 def test_one_token_uncapped(device):
-    routing = routing_of(1, 9, 3, 16, device)
-    tensors = operands(1, 9, 40, 24, torch.float32, device)
+    routing = routing_of(1, 9, 2, 16, device)
+    tensors = operands(1, 9, 32, 48, torch.float32, device)
     check(tensors, routing, BOUNDS[torch.float32], beta1=1.0, beta2=None)
+
+
+def test_norm_of_the_sum(device):
+    """One launch without gradients, two with them: the same numbers."""
+    routing = routing_of(21, 6, 2, 16, device)
+    tensors = operands(21, 6, 64, 48, torch.bfloat16, device)
+    norm = (1 + 0.2 * torch.randn(64, device=device)).requires_grad_()
+    exact = [x.detach().double().requires_grad_() for x in (*tensors, norm)]
+    out = moe_experts(*tensors, routing, norm_weight=norm, eps=0.1)
+    expected = moe_experts_reference(*exact[:3], routing, norm_weight=exact[3], eps=0.1)
+    assert relative(out, expected) < 6e-3  # the sum is rounded before it is divided
+    grad = torch.randn(out.shape, device=device).bfloat16()
+    ours = torch.autograd.grad(out, (*tensors, norm), grad)
+    theirs = torch.autograd.grad(expected, exact, grad.double())
+    assert all(relative(a, b) < 1e-2 for a, b in zip(ours, theirs, strict=True))
+    with torch.no_grad():
+        fused = moe_experts(*tensors, routing, norm_weight=norm, eps=0.1)
+    torch.testing.assert_close(fused, out, rtol=8e-3, atol=1e-5)
 
 
 def test_no_tokens(device):
@@ -121,8 +138,8 @@ def test_no_tokens(device):
 
 
 def test_slices_of_the_experts_add_up(device):
-    routing = routing_of(19, 7, 3, 16, device)
-    z, w13, w2 = operands(19, 7, 32, 24, torch.float32, device)
+    routing = routing_of(19, 7, 2, 16, device)
+    z, w13, w2 = operands(19, 7, 32, 48, torch.float32, device)
     p = routing.weights.clone().requires_grad_()
     whole = moe_experts(z, w13, w2, routing, p)
     parts = [
@@ -140,10 +157,10 @@ def test_slices_of_the_experts_add_up(device):
 def test_strided_operands(device):
     routing = routing_of(11, 4, 2, 16, device)
     z = torch.randn(11, 64, device=device)[:, 7:39].requires_grad_()
-    w13 = torch.randn(4, 32, 48, device=device).transpose(1, 2).requires_grad_()
-    w2 = torch.randn(4, 24, 32, device=device).transpose(1, 2).requires_grad_()
+    w13 = torch.randn(4, 32, 96, device=device).transpose(1, 2).requires_grad_()
+    w2 = torch.randn(4, 48, 32, device=device).transpose(1, 2).requires_grad_()
     check([z, w13, w2], routing, BOUNDS[torch.float32])
-    spread = torch.randn(4, 48, 64, device=device)[:, :, ::2].requires_grad_()  # copied
+    spread = torch.randn(4, 96, 64, device=device)[:, :, ::2].requires_grad_()  # copied
     exact = [x.detach().double().requires_grad_() for x in (z, spread, w2)]
     moe_experts(z, spread, w2, routing).sum().backward()  # the gradient is one number everywhere
     moe_experts_reference(*exact, routing).sum().backward()
@@ -153,7 +170,7 @@ def test_strided_operands(device):
 def test_gradients_of_some(device):
     """Frozen experts, and weights alone, as with a router that trains."""
     routing = routing_of(11, 4, 2, 16, device)
-    z, w13, w2 = operands(11, 4, 32, 24, torch.float32, device)
+    z, w13, w2 = operands(11, 4, 32, 48, torch.float32, device)
     p = routing.weights.clone().requires_grad_()
     full = torch.autograd.grad(moe_experts(z, w13, w2, routing, p).square().sum(), (z, w13, p))
     frozen = moe_experts(z, w13.detach(), w2.detach(), routing, p).square().sum()
@@ -165,8 +182,8 @@ def test_gradients_of_some(device):
 
 
 def test_results_do_not_vary(device):
-    routing = routing_of(17, 4, 3, 16, device)
-    tensors = [*operands(17, 4, 40, 24, torch.bfloat16, device), routing.weights.requires_grad_()]
+    routing = routing_of(17, 4, 2, 16, device)
+    tensors = [*operands(17, 4, 64, 48, torch.bfloat16, device), routing.weights.requires_grad_()]
     runs = []
     for _ in range(2):
         out = moe_experts(*tensors[:3], routing, tensors[3])
@@ -176,18 +193,18 @@ def test_results_do_not_vary(device):
 
 def test_operator_is_sound(device):
     routing = routing_of(5, 3, 2, 16, device)
-    tensors = operands(5, 3, 16, 8, torch.float32, device)
+    tensors = operands(5, 3, 32, 48, torch.float32, device)
     tables = (routing.row_of_slot, routing.token_of_row, routing.expert_of_tile)
     torch.library.opcheck(
         torch.ops.minitriton.moe_experts,
         (*tensors, routing.weights.requires_grad_(), *tables, routing.offsets, routing.counts, 4.0,
-         None, True),
+         None, None, 1.0, True),
     )  # fmt: skip
 
 
 def test_torch_compile_without_graph_breaks(device):
     routing = routing_of(5, 3, 2, 16, device)
-    tensors = [*operands(5, 3, 16, 8, torch.float32, device), routing.weights.requires_grad_()]
+    tensors = [*operands(5, 3, 32, 48, torch.float32, device), routing.weights.requires_grad_()]
 
     def layer(z, w13, w2, p):
         return moe_experts(z * 2, w13, w2, routing, p) + z
@@ -227,6 +244,8 @@ def test_rows_per_tile():
         (lambda z, w, v, r, p: (z, w, v, r, p[:, :1]), r"'weights': shape \(5, 1\)"),
         (lambda z, w, v, r, p: (z, w, v, r, p, 0), "argument 'beta1': must be a positive number"),
         (lambda z, w, v, r, p: (z, w, v, r, p, 4, -1), "argument 'beta2': must be a positive"),
+        (lambda z, w, v, r, p: (z, w, v, r, p, 4, 25, p[0]), r"'norm_weight': shape \(2,\)"),
+        (lambda z, w, v, r, p: (z, w, v, r, p, 4, 25, None, 0), "argument 'eps': must be a pos"),
     ],
 )  # fmt: skip
 def test_refused_before_launch(device, change, match):

@@ -86,6 +86,17 @@ def test_gradient_of_one_result_only(device):
             assert not a.any() if b is None else relative(a, b) < 1e-5
 
 
+def test_total_of_one_input(device):
+    tensors = inputs(device, torch.float32, (4, 40))
+    exact = exact_copies(tensors)
+    total, out = add_layer_norm(tensors[0], None, *tensors[1:])
+    assert torch.equal(total, tensors[0])
+    (total.square() * out).sum().backward()
+    total, out = add_layer_norm_reference(exact[0], None, *exact[1:])
+    (total.square() * out).sum().backward()
+    close(tensors, exact, 1e-5)
+
+
 def test_output_dtype(device):
     tensors = inputs(device, torch.float32, (4, 40))
     exact = exact_copies(tensors)
@@ -147,10 +158,11 @@ def test_operators_are_sound(device):
     seed = torch.tensor([3], device=device)
     ops = torch.ops.minitriton
     torch.library.opcheck(
-        ops.add_layer_norm, (x, branch, weight, bias, 0.2, seed, 1e-5, torch.float32)
+        ops.add_layer_norm, (x, branch, weight, bias, True, 0.2, seed, 1e-5, torch.float32)
     )
     torch.library.opcheck(
-        ops.add_layer_norm, (x.mT.contiguous().mT, None, weight, None, 0.0, None, 1e-5, torch.half),
+        ops.add_layer_norm,
+        (x.mT.contiguous().mT, None, weight, None, False, 0.0, None, 1e-5, torch.half),
         test_utils=("test_schema", "test_faketensor"),
     )  # fmt: skip
     torch.library.opcheck(ops.dropout, (x, 0.2, seed))

@@ -76,6 +76,29 @@ def test_plan_fills_the_gpu():
         assert tiles * splits >= 100 or shape[2] < 2 * gemms.SPLIT_K
 
 
+def test_masters_with_low_precision_copies(device):
+    """Copies are multiplied; gradients are the masters', rounded to nothing narrower than fp32."""
+    x, up, down, bias = leaves(device, torch.float32, (9, 48), (80, 48), (33, 80), (33,))
+    x = x.detach().bfloat16().requires_grad_()
+    low = {"low_up": up.detach().bfloat16(), "low_down": down.detach().bfloat16()}
+    exact = [t.detach().double().requires_grad_() for t in (x, *low.values(), bias)]
+    out = gelu_mlp(x, up, down, None, bias, **low)
+    expected = gelu_mlp_reference(*exact[:3], None, exact[3])
+    grad = torch.randn_like(out)
+    out.backward(grad)
+    expected.backward(grad.double())
+    assert out.dtype == torch.bfloat16 and relative(out, expected) < 1e-2
+    assert up.grad.dtype == torch.float32
+    for mine, theirs in zip((x, up, down, bias), exact, strict=True):
+        assert relative(mine.grad, theirs.grad) < 1e-2
+    assert relative(bias.grad, grad.double().sum(0)) < 1e-6
+    weight = torch.randn(5, 48, device=device, requires_grad=True)
+    out = linear(x.detach(), weight, low=weight.detach().bfloat16())
+    (dw,) = torch.autograd.grad(out, weight, grad[:, :5])
+    assert dw.dtype == torch.float32
+    assert relative(dw, grad[:, :5].double().T @ x.detach().double()) < 1e-6
+
+
 def test_strided_arguments(device):
     base = torch.randn(64, 30, device=device)
     x = base.T.requires_grad_()  # [30, 64] with strides (1, 30)
@@ -111,10 +134,11 @@ def test_equal_bits_every_time(device):
 
 def test_operators_are_sound(device):
     x, weight, bias = leaves(device, torch.float32, (2, 3, 20), (12, 20), (12,))
-    torch.library.opcheck(torch.ops.minitriton.linear, (x, weight, bias, "tf32x3"))
+    torch.library.opcheck(torch.ops.minitriton.linear, (x, weight, None, bias, "tf32x3"))
     up, down = leaves(device, torch.float32, (24, 20), (12, 24))
     torch.library.opcheck(
-        torch.ops.minitriton.gelu_mlp, (x.mT.contiguous().mT, up, down, None, bias, "tf32x3")
+        torch.ops.minitriton.gelu_mlp,
+        (x.mT.contiguous().mT, up, down, None, None, None, bias, "tf32x3"),
     )
 
 
@@ -132,7 +156,10 @@ def test_torch_compile_without_graph_breaks(device):
     [
         (lambda x, w, b: (x.double(), w, b), "argument 'x': dtype torch.float64"),
         (lambda x, w, b: (x, w.half(), b), "argument 'weight': dtype torch.float16 differs"),
-        (lambda x, w, b: (x, w[:, :3], b), r"argument 'weight': shape \(4, 3\); .*needs \[N, 8\]"),
+        (
+            lambda x, w, b: (x, w[:, :3], b),
+            r"argument 'weight': shape \(4, 3\); it must be \[N, 8\]",
+        ),
         (lambda x, w, b: (x, w, b[:2]), r"argument 'bias': shape \(2,\); .*needs \(4,\)"),
         (lambda x, w, b: (x, w.to("meta"), b), "argument 'weight': device meta differs"),
         (lambda x, w, b: (x, None, b), "argument 'weight': expected a tensor, got NoneType"),
@@ -144,5 +171,9 @@ def test_refused_before_launch(device, change, match):
         linear(*change(*tensors))
     with pytest.raises(KernelArgumentError, match="argument 'precision': must be one of tf32"):
         linear(*tensors, precision="bf16")
+    with pytest.raises(KernelArgumentError, match="argument 'low': dtype torch.float32 differs"):
+        linear(tensors[0].half(), tensors[1], low=tensors[1])
+    with pytest.raises(KernelArgumentError, match=r"argument 'low': shape \(3, 8\) differs"):
+        linear(tensors[0], tensors[1], low=tensors[1][:3])
     with pytest.raises(KernelArgumentError, match=r"argument 'down': shape \(3, 9\)"):
         gelu_mlp(*tensors[:2], torch.zeros(3, 9, device=device))

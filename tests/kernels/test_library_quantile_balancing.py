@@ -173,7 +173,7 @@ def test_operators_are_sound(device):
         (lambda s, b, c, h: quantile_bias(s[:, :1], b[:1], 1), "one expert cannot be balanced"),
         (lambda s, b, c, h: quantile_bias(s, b, 2, c[:3]), r"argument 'cutoff': .* \(3,\) on"),
         (lambda s, b, c, h: quantile_bias(s, b, 2, c.half()), "argument 'cutoff': torch.float16"),
-        (lambda s, b, c, h: quantile_bias(s.requires_grad_(), b, 2), "'scores': it requires a gr"),
+        (lambda s, b, c, h: quantile_bias(s.requires_grad_(), b, 2), "'scores': requires a grad"),
         (lambda s, b, c, h: quantile_histogram(s, c, b, h.long()), "'hist': torch.int64; it must"),
         (lambda s, b, c, h: quantile_histogram(s, c, b, None), "argument 'hist': NoneType"),
         (lambda s, b, c, h: quantile_histogram(s, c, b, h[:4]), r"\(4, 16\), .* be \[6, bins\]"),

@@ -50,6 +50,31 @@ def test_situ(device, dtype, beta):
     assert relative(x.grad, exact.grad) < BOUNDS[dtype][1]
 
 
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+@pytest.mark.parametrize("shape", [(3, 17), (2, 5, 1300), (7,)], ids=str)
+def test_routing_weights(device, shape, dtype):
+    gate, up = pair(shape, dtype, device)
+    weight = torch.rand(shape[:-1], device=device).requires_grad_()
+    exact = [t.detach().double().requires_grad_() for t in (gate, up, weight)]
+    out = situ_glu(gate, up, weight=weight)
+    expected = situ_glu_reference(*exact[:2], weight=exact[2])
+    grad = torch.randn(shape, device=device).to(dtype)
+    runs = [torch.autograd.grad(out, (gate, up, weight), grad, retain_graph=True) for _ in "ab"]
+    wanted = torch.autograd.grad(expected, exact, grad.double())
+    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+    assert out.dtype == dtype and relative(out, expected) < BOUNDS[dtype][0]
+    for mine, true, bound in zip(runs[0], wanted, (*[BOUNDS[dtype][1]] * 2, 1e-5), strict=True):
+        assert mine.shape == true.shape and relative(mine, true) < bound
+
+
+def test_routing_weights_of_strided_rows(device):
+    both = torch.randn(6, 2 * 48, device=device)
+    gate, up = both.chunk(2, dim=-1)
+    weight = torch.rand(6, 3, device=device)[:, 1]
+    expected = situ_glu_reference(gate.double(), up.double(), 4.0, None, weight.double())
+    assert relative(situ_glu(gate, up, 4.0, None, weight), expected) < 2e-6
+
+
 def test_extreme_inputs_stay_bounded(device):
     gate = torch.tensor([-1e4, -90.0, -1e-4, 0.0, 1e-4, 90.0, 1e4], device=device)
     out = situ_glu(gate, gate.flip(0))
@@ -74,16 +99,19 @@ def test_halves_of_one_tensor_and_transposed_views(device):
 @pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 5)])
 def test_empty(device, shape):
     gate, up = pair(shape, torch.float32, device)
-    situ_glu(gate, up).sum().backward()
+    weight = torch.ones(shape[:-1], device=device, requires_grad=True)
+    (situ_glu(gate, up) + situ_glu(gate, up, weight=weight)).sum().backward()
     assert gate.grad.shape == shape and up.grad.shape == shape
+    assert torch.equal(weight.grad, torch.zeros_like(weight))
 
 
 def test_operators_are_sound(device):
     gate, up = pair((3, 20), torch.float32, device)
     torch.library.opcheck(torch.ops.minitriton.situ, (gate, 4.0))
-    torch.library.opcheck(torch.ops.minitriton.situ_glu, (gate, up, 4.0, 25.0))
+    weight = torch.rand(3, device=device, requires_grad=True)
+    torch.library.opcheck(torch.ops.minitriton.situ_glu, (gate, up, weight, 4.0, 25.0))
     permuted = torch.randn(20, 3, device=device).T.requires_grad_()
-    torch.library.opcheck(torch.ops.minitriton.situ_glu, (permuted, up, 4.0, None))
+    torch.library.opcheck(torch.ops.minitriton.situ_glu, (permuted, up, None, 4.0, None))
 
 
 def test_torch_compile_without_graph_breaks(device):
@@ -109,6 +137,9 @@ def test_torch_compile_without_graph_breaks(device):
         (lambda g, u: (g.to_sparse(), u), "argument 'gate': layout torch.sparse_coo"),
         (lambda g, u: (g, u, 0.0), "argument 'beta1': must be a positive number, got 0.0"),
         (lambda g, u: (g, u, 4.0, -1), "argument 'beta2': must be a positive number"),
+        (lambda g, u: (g, u, 4.0, 25.0, g), r"argument 'weight': shape \(2, 8\).*needs .*\(2,\)"),
+        (lambda g, u: (g, u, 4.0, 25.0, g[:, 0].half()), "argument 'weight': .* torch.float16"),
+        (lambda g, u: (g, u, 4.0, 25.0, 0.5), "argument 'weight': float; 'gate' of shape"),
     ],
 )
 def test_refused_before_launch(device, change, match):

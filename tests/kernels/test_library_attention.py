@@ -1,0 +1,265 @@
+"""Flash attention against fp64, its dropout, packed sequences, and refused arguments."""
+
+import pytest
+import torch
+
+from minitriton.kernels.attention import (
+    attention,
+    attention_dropout_mask,
+    attention_reference,
+)
+from minitriton.kernels.checks import KernelArgumentError
+
+# relative rms: output, gradients of q, k and v; absolute: lse
+BOUNDS = {
+    torch.float32: (1e-5, 2e-5, 1e-5),
+    torch.bfloat16: (4e-3, 6e-3, 1e-5),
+    torch.float16: (1e-3, 1e-3, 1e-5),
+}
+
+
+def relative(out: torch.Tensor, expected: torch.Tensor) -> float:
+    return ((out.double() - expected).norm() / expected.norm().clamp(min=1e-30)).item()
+
+
+def inputs(shape, dtype, device, keys=None, values=None):
+    """q, k, v for shape (batch, queries, heads, channels)."""
+    batch, queries, heads, width = shape
+    keys = queries if keys is None else keys
+    sizes = [(queries, width), (keys, width), (keys, values or width)]
+    made = [torch.randn(batch, n, heads, d, device=device) for n, d in sizes]
+    return [x.to(dtype).requires_grad_() for x in made]
+
+
+def check(tensors, bounds=None, grad=None, **options):
+    """Output, lse and gradients of both within bounds of fp64."""
+    bounds = bounds or BOUNDS[tensors[0].dtype]
+    exact = [x.detach().double().requires_grad_() for x in tensors]
+    out, lse = attention(*tensors, return_lse=True, **options)
+    options = {k: v for k, v in options.items() if k not in ("precision", "out_dtype")}
+    expected, expected_lse = attention_reference(*exact, **options)
+    assert relative(out, expected) < bounds[0]
+    blind = expected_lse.isinf()
+    assert (lse[blind] == -float("inf")).all()
+    assert lse.shape == expected_lse.shape and lse.dtype == torch.float32
+    torch.testing.assert_close(lse[~blind].double(), expected_lse[~blind], atol=bounds[2], rtol=0)
+    grad = torch.randn(out.shape, device=out.device).to(out.dtype) if grad is None else grad
+    dlse = torch.randn(lse.shape, device=lse.device)
+    ours = torch.autograd.grad([out, lse], tensors, [grad, dlse])
+    theirs = torch.autograd.grad(
+        [expected, expected_lse], exact, [grad.double(), dlse.double().masked_fill(blind, 0)]
+    )
+    for mine, wanted, tensor in zip(ours, theirs, tensors, strict=True):
+        assert mine.dtype == tensor.dtype and mine.shape == tensor.shape
+        if wanted.norm() < 1e-6:  # one key: softmax has no slope
+            assert mine.norm() < 1e-2
+        else:
+            assert relative(mine, wanted) < bounds[1]
+    return out
+
+
+@pytest.mark.parametrize(
+    ("shape", "values", "dtype"),
+    [
+        ((2, 65, 2, 64), None, torch.bfloat16),
+        ((1, 130, 1, 128), None, torch.bfloat16),
+        ((1, 63, 2, 192), 128, torch.bfloat16),
+        ((1, 17, 1, 256), 256, torch.float16),
+        ((1, 15, 3, 40), 24, torch.float16),
+        ((3, 1, 2, 32), None, torch.bfloat16),
+        ((1, 70, 2, 32), None, torch.float32),
+        ((1, 33, 1, 128), 128, torch.float32),
+    ],
+    ids=str,
+)
+def test_causal(device, shape, values, dtype):
+    check(inputs(shape, dtype, device, values=values))
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(17, 70), (70, 17), (1, 65), (130, 130)])
+@pytest.mark.parametrize("causal", [True, False])
+def test_other_numbers_of_keys(device, queries, keys, causal):
+    """Causal rows end at the last key; the first rows of 70 queries see none of 17 keys."""
+    tensors = inputs((1, queries, 2, 16), torch.float16, device, keys=keys)
+    out = check(tensors, causal=causal, scale=0.4)
+    if causal and queries > keys:
+        assert not out[:, : queries - keys].any()
+
+
+@pytest.mark.parametrize("width", [1, 5, 80, 96])
+def test_any_width(device, width):
+    check(inputs((1, 20, 2, width), torch.float16, device, values=max(1, width - 3)))
+
+
+def test_packed_sequences(device):
+    ends = torch.tensor([0, 0, 1, 66, 66, 129, 130], device=device)
+    tensors = inputs((1, 130, 2, 64), torch.bfloat16, device)
+    out = check(tensors, cu_seqlens=ends)
+    again = attention(*tensors, cu_seqlens=ends.int().cpu())
+    assert torch.equal(out, again)
+    alone = attention(*(x[:, 1:66] for x in tensors))
+    assert torch.equal(out[:, 1:66], alone)
+    check(tensors, causal=False, cu_seqlens=ends)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_dropout(device, dtype):
+    tensors = inputs((2, 70, 2, 64), dtype, device)
+    out = check(tensors, dropout=0.3, seed=2**40 + 7)
+    seed = torch.tensor([2**40 + 7], device=device)
+    assert torch.equal(out, attention(*tensors, dropout=0.3, seed=seed))
+    assert not torch.equal(out, attention(*tensors, dropout=0.3, seed=8))
+
+
+def test_dropout_of_packed_sequences_and_wide_heads(device):
+    ends = torch.tensor([0, 33, 90])
+    check(inputs((1, 90, 2, 128), torch.bfloat16, device), cu_seqlens=ends, dropout=0.5, seed=3)
+
+
+def test_dropout_mask_is_what_the_kernel_keeps(device):
+    """Values that single out each key show the probabilities themselves."""
+    q = torch.zeros(1, 40, 2, 16, device=device)
+    v = torch.eye(40, device=device)[None, :, None].expand(1, 40, 2, 40).contiguous()
+    out = attention(q, torch.zeros_like(q), v, causal=False, dropout=0.25, seed=99)
+    mask = attention_dropout_mask(99, (1, 2, 40, 40), 0.25)
+    assert torch.equal(out.permute(0, 2, 1, 3).cpu() != 0, mask)
+    assert 0.70 < attention_dropout_mask(1, (2, 2, 128, 128), 0.25).double().mean() < 0.80
+
+
+def test_causality_to_the_bit(device):
+    q, k, v = (x.detach() for x in inputs((1, 100, 1, 64), torch.bfloat16, device))
+    out = attention(q, k, v)
+    k[:, 70:], v[:, 70:] = float("nan"), float("inf")
+    changed = attention(q, k, v)
+    assert torch.equal(out[:, :64], changed[:, :64])  # rows of tiles that end before key 70
+    k[:, 70:], v[:, 70:] = 1e4, -1e4
+    assert torch.equal(out[:, :70], attention(q, k, v)[:, :70])
+
+
+def test_large_scores(device):
+    q, k, v = inputs((1, 65, 1, 32), torch.float32, device)
+    with torch.no_grad():
+        q *= 60
+    check([q, k, v], (1e-4, 1e-4, 1e-3))
+    with torch.no_grad():  # all scores far below zero: exp(-lse) overflows where keys are padding
+        k.copy_(-q.sign() * 5)
+    out, lse = attention(q, k, v, causal=False, return_lse=True)
+    assert lse.max() < -100
+    grads = torch.autograd.grad(out.square().sum(), [q, k, v])
+    assert all(g.isfinite().all() for g in grads)
+
+
+def test_precision_and_dtype_of_the_result(device):
+    check(inputs((1, 34, 1, 32), torch.float32, device), (2e-3, 4e-3, 5e-3), precision="tf32")
+    tensors = inputs((1, 34, 1, 32), torch.bfloat16, device)
+    out = check(tensors, out_dtype=torch.float32)
+    assert out.dtype == torch.float32
+    assert attention(*tensors).dtype == torch.bfloat16
+
+
+def test_views_and_strided_gradients(device):
+    """q, k, v of one fused projection; a gradient that is a transposed or an expanded view."""
+    fused = torch.randn(2, 33, 3 * 2 * 64, device=device).bfloat16().requires_grad_()
+    views = fused.view(2, 33, 3, 2, 64).unbind(2)
+    out = attention(*views)
+    grad = torch.randn(2, 2, 33, 64, device=device).bfloat16().transpose(1, 2)
+    out.backward(grad)
+    exact = fused.detach().double().requires_grad_()
+    expected, _ = attention_reference(*exact.view(2, 33, 3, 2, 64).unbind(2))
+    expected.backward(grad.double())
+    assert relative(out, expected) < 4e-3 and relative(fused.grad, exact.grad) < 6e-3
+    heads_first = [x.permute(0, 2, 1, 3).contiguous().permute(0, 2, 1, 3) for x in views]
+    assert torch.equal(attention(*heads_first), out)
+    turned = [x.permute(3, 0, 1, 2).contiguous().permute(1, 2, 3, 0) for x in views]
+    assert torch.equal(attention(*turned), out)
+    tensors = inputs((1, 20, 1, 20), torch.float16, device)
+    check(tensors, grad=torch.ones(1, 1, 1, 1, device=device).half().expand(1, 20, 1, 20))
+
+
+def test_runs_do_not_differ(device):
+    tensors = inputs((1, 70, 2, 64), torch.bfloat16, device)
+    runs = []
+    for _ in range(2):
+        out = attention(*tensors, dropout=0.1, seed=5)
+        runs.append((out, *torch.autograd.grad(out.float().square().sum(), tensors)))
+    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+
+
+@pytest.mark.parametrize("shape", [(0, 5, 2, 16), (2, 0, 2, 16), (2, 5, 0, 16)], ids=str)
+def test_nothing_to_do(device, shape):
+    tensors = inputs(shape, torch.float32, device)
+    out, lse = attention(*tensors, return_lse=True)
+    out.sum().backward()
+    assert out.shape == shape and lse.numel() == 0
+    assert all(x.grad.shape == x.shape for x in tensors)
+
+
+def test_no_keys(device):
+    q, k, v = inputs((1, 4, 2, 16), torch.float32, device, keys=0)
+    out, lse = attention(q, k, v, return_lse=True)
+    out.sum().backward()
+    assert not out.any() and (lse == -float("inf")).all() and not q.grad.any()
+
+
+def test_operator_is_sound(device):
+    q, k, v = inputs((1, 9, 2, 16), torch.float32, device)
+    seed = torch.tensor([4], device=device)
+    operator = torch.ops.minitriton.attention
+    rest = (True, 0.25, 0.5, "tf32x3", torch.float32)
+    torch.library.opcheck(operator, (q, k, None, v, None, None, seed, *rest))
+    ends = torch.tensor([0, 4, 9], dtype=torch.int32, device=device)
+    torch.library.opcheck(operator, (q, k, None, v, None, ends, None, True, 0.25, 0.0, *rest[3:]))
+
+
+def test_torch_compile_without_graph_breaks(device):
+    tensors = inputs((1, 20, 2, 16), torch.float32, device)
+    compiled = torch.compile(
+        lambda q, k, v: attention(q * 2, k, v, dropout=0.2, seed=1) + v,
+        fullgraph=True,
+        backend="aot_eager",
+    )
+    out = compiled(*tensors)
+    expected = attention(tensors[0] * 2, *tensors[1:], dropout=0.2, seed=1) + tensors[2]
+    torch.testing.assert_close(out, expected)
+    ours = torch.autograd.grad(out.square().sum(), tensors)
+    theirs = torch.autograd.grad(expected.square().sum(), tensors)
+    torch.testing.assert_close(ours, theirs)
+
+
+ENDS = torch.tensor([0, 2, 4])
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "match"),
+    [
+        (lambda q, k, v: (q.double(), k, v), {}, "argument 'q': dtype torch.float64"),
+        (lambda q, k, v: (q[0], k, v), {}, r"argument 'q': shape \(4, 2, 8\); it must be \[B, T, "),
+        (lambda q, k, v: (q.repeat(1, 1, 1, 33), k, v), {}, "argument 'q': 264 channels per head"),
+        (lambda q, k, v: (q, k[..., :3], v), {}, r"argument 'k': .* needs \(1, any, 2, 8\)"),
+        (lambda q, k, v: (q, k.half(), v), {}, "argument 'k': dtype torch.float16 differs"),
+        (lambda q, k, v: (q, k, v[:, :2]), {}, r"argument 'v': .* needs \(1, 4, 2, any\)"),
+        (lambda q, k, v: (q, k, v[..., :0]), {}, "argument 'v': 0 channels per head"),
+        (lambda q, k, v: (q, k, v.to("meta")), {}, "argument 'v': device meta differs"),
+        (lambda q, k, v: (q, k, None), {}, "argument 'v': expected a tensor, got NoneType"),
+        (None, {"causal": 1}, "argument 'causal': must be True or False"),
+        (None, {"scale": -1.0}, "argument 'scale': must be a positive number"),
+        (None, {"dropout": 1.0, "seed": 1}, r"argument 'dropout': must be in \[0, 1\), got 1.0"),
+        (None, {"dropout": 0.1}, "argument 'seed': None; dropout needs an int"),
+        (None, {"dropout": 0.1, "seed": ENDS}, "argument 'seed': torch.int64 of 3 elements"),
+        (None, {"precision": "bf16"}, "argument 'precision': 'bf16'; it is one of tf32, "),
+        (None, {"out_dtype": torch.float64}, "argument 'out_dtype': torch.float64"),
+        (None, {"return_lse": None}, "argument 'return_lse': must be True or False"),
+        (None, {"cu_seqlens": [0, 4]}, "argument 'cu_seqlens': expected an int32 or int64 tensor"),
+        (None, {"cu_seqlens": ENDS[:1]}, r"argument 'cu_seqlens': shape \(1,\); it must be \[N \+"),
+        (None, {"cu_seqlens": ENDS[:2]}, r"argument 'cu_seqlens': must rise from 0 to 4, got \[0"),
+        (None, {"cu_seqlens": ENDS.flip(0)}, "argument 'cu_seqlens': must rise from 0 to 4"),
+        (lambda q, k, v: (q.repeat(2, 1, 1, 1), k.repeat(2, 1, 1, 1), v.repeat(2, 1, 1, 1)),
+         {"cu_seqlens": ENDS}, "packed sequences need a batch of 1; 'q' has 2"),
+        (lambda q, k, v: (q, k[:, :2], v[:, :2]), {"cu_seqlens": ENDS},
+         "argument 'k': 2 tokens; with 'cu_seqlens' it needs those of 'q', 4"),
+    ],
+)  # fmt: skip
+def test_refused_before_launch(device, change, options, match):
+    tensors = [x.detach() for x in inputs((1, 4, 2, 8), torch.float32, device)]
+    with pytest.raises(KernelArgumentError, match=match):
+        attention(*(change(*tensors) if change else tensors), **options)

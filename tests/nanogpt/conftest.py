@@ -1,0 +1,33 @@
+"""Runs of a tiny model, in the emulator or on a GPU."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from examples.nanogpt.config import CONFIGS
+from examples.nanogpt.data import make_corpus
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request):
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def text():
+    """Some thousand characters with structure to learn: counting, in words."""
+    ones = "zero one two three four five six seven eight nine".split()
+    return "".join(f"{ones[i // 10 % 10]} {ones[i % 10]}, then\n" for i in range(400))
+
+
+@pytest.fixture
+def config():
+    return dataclasses.replace(CONFIGS["tiny"], eval_every=10, eval_batches=1)
+
+
+@pytest.fixture
+def corpus(text, config, device):
+    return make_corpus(text, config.context, by_byte=False, device=device)
