@@ -49,7 +49,8 @@ def fold(values: Sequence[Operands], combine: Combine) -> Operands:
 def fold_registers(values: Sequence[Operands], combine: Combine) -> Operands:
     """Combines a thread's own values in a few chains: products that are summed become fma."""
     chains = [
-        functools.reduce(combine, values[start::CHAINS]) for start in range(min(CHAINS, len(values)))
+        functools.reduce(combine, values[start::CHAINS])
+        for start in range(min(CHAINS, len(values)))
     ]
     return fold(chains, combine)
 

@@ -89,6 +89,8 @@ def _reaches_row_consumer(op: ir.Operation) -> bool:
             if name == "mt.dot":
                 if use.operand_number == 0:
                     return True
+                if use.operand_number == 2:  # a sum of dots has one layout
+                    pending.append(user.results[0])
             elif name == "mt.reduce":
                 if int_attribute(user, "axis") == len(value.type.shape) - 1:
                     return True

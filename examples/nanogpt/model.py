@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from examples.nanogpt.config import Config
-from minitriton.kernels.attention import packed_attention
+from minitriton.kernels.attention_packed import packed_attention
 from minitriton.kernels.cross_entropy import cross_entropy
 from minitriton.kernels.embedding import tied_embedding
 from minitriton.kernels.layer_norm import add_layer_norm

@@ -18,9 +18,9 @@ from minitriton.kernels.attention_tiles import (
     PRECISIONS,
     Operands,
     Plan,
+    aligned,
     attention_dropout_mask,
     channel_tiles,
-    dense,
 )
 from minitriton.kernels.checks import KernelArgumentError
 
@@ -44,10 +44,11 @@ def attention(
     """softmax(scale q k^T) v per head; differentiable in q, k and v, also through lse.
 
     q: [B, Tq, H, D], k: [B, Tk, H, D], v: [B, Tk, H, Dv], one dtype (fp32, bf16 or fp16), D and Dv
-    in 1..256; views with dense rows are read in place. causal: query i sees keys up to
-    i + Tk - Tq (the last query sees all); a query that sees none gives zeros and lse = -inf.
-    scale: positive, default 1 / sqrt(D). The result is [B, Tq, H, Dv], contiguous, in the dtype of
-    q or in `out_dtype`; with return_lse also lse [B, H, Tq] in fp32, natural logarithm.
+    in 1..256; views of dense rows in whole groups of 16 bytes are read in place, others are
+    copied. causal: query i sees keys up to i + Tk - Tq (the last query sees all); a
+    query that sees none gives zeros and lse = -inf. scale: positive, default 1 / sqrt(D). The
+    result is [B, Tq, H, Dv], contiguous, in the dtype of q or in `out_dtype`; with return_lse also
+    lse [B, H, Tq] in fp32, natural logarithm.
 
     dropout: probability in [0, 1) that an entry of softmax counts as zero; the others grow by
     1 / (1 - dropout). It needs seed: an int, or an int64 tensor of one element on the device of q,
@@ -280,7 +281,7 @@ def _attend_backward_op(
         return gradients
     call, plan = _call(q, k, rest, v, gate, cu_seqlens, seed, causal, scale, dropout, precision)
     dlse = None if dlse is None else dlse.contiguous()
-    delta, dout = attention_backward.prepare(call, plan, out, dense(grad), dlse, dgate)
+    delta, dout = attention_backward.prepare(call, plan, out, grad, dlse, dgate)
     attention_backward.backward(call, plan, dout, lse, delta, dq, dk, drest, dv)
     return gradients
 
@@ -290,15 +291,15 @@ def _call(
     gate: torch.Tensor | None, cu_seqlens: torch.Tensor | None, seed: torch.Tensor | None,
     causal: bool, scale: float, dropout: float, precision: str,
 ) -> tuple[Operands, Plan]:  # fmt: skip
-    keys = dense(k)
+    keys = aligned(k)
     if rest is None:
         head = channel_tiles(q.shape[3], v.shape[3], q.element_size())["HEAD"]
         others = keys[..., head:] if head < k.shape[3] else keys
     else:
-        others = dense(rest)[:, :, None].expand(-1, -1, k.shape[2], -1)
+        others = aligned(rest)[:, :, None].expand(-1, -1, k.shape[2], -1)
     call = Operands(
-        dense(q), keys, others, dense(v), None if gate is None else dense(gate), cu_seqlens, seed,
-        scale, dropout,
+        aligned(q), keys, others, aligned(v), None if gate is None else aligned(gate), cu_seqlens,
+        seed, scale, dropout,
     )  # fmt: skip
     return call, call.plan(causal, rest is not None, precision)
 

@@ -22,7 +22,7 @@ from minitriton.kernels.attention_tiles import (
     UNSPECIALIZED,
     Operands,
     Plan,
-    alignment_of,
+    aligned,
     at_head,
     kept,
     load_tile,
@@ -42,16 +42,17 @@ _DO = ("do_batch", "do_token", "do_head")
 @triton.jit(do_not_specialize=("g_batch", "g_token", "g_head", "tokens", *_DO))
 def _prepare_kernel(
     out_ptr, grad_ptr, dlse_ptr, gate_ptr, delta_ptr, dout_ptr, dgate_ptr, do_batch, do_token,
-    do_head, g_batch, g_token, g_head, tokens, heads, V: tl.constexpr, V_TILE: tl.constexpr,
-    ALIGN: tl.constexpr, GATED: tl.constexpr, REWRITTEN: tl.constexpr, HAS_DLSE: tl.constexpr,
+    do_head, g_batch, g_token, g_head, tokens, heads, V: tl.constexpr, V_READ: tl.constexpr,
+    V_TILE: tl.constexpr, GATED: tl.constexpr, REWRITTEN: tl.constexpr, HAS_DLSE: tl.constexpr,
     ROWS: tl.constexpr,
 ):  # fmt: skip
     """delta [B, H, T]; dout in the inputs' dtype if REWRITTEN; dgate."""
     first, head, batch = tl.program_id(0) * ROWS, tl.program_id(1), tl.program_id(2)
-    offset = (batch.to(tl.int64) * tokens * heads + head) * V
+    plane_row = batch.to(tl.int64) * tokens * heads + head
+    offset = plane_row * V
     row = first + tl.arange(0, ROWS)
-    grad_ptr = at_head(grad_ptr, do_batch, do_token, do_head, batch, 0, head, ALIGN)
-    do_token = tl.multiple_of(do_token, ALIGN)
+    grad_ptr = at_head(grad_ptr, do_batch, do_token, do_head, batch, 0, head, 4)
+    do_token = tl.multiple_of(do_token, 4)
     out = load_tile(out_ptr + offset, heads * V, first, tokens, ROWS, V, V_TILE, True)
     grad = load_tile(grad_ptr, do_token, first, tokens, ROWS, V, V_TILE, True).to(tl.float32)
     product = out.to(tl.float32) * grad
@@ -61,15 +62,16 @@ def _prepare_kernel(
         delta -= tl.load(dlse_ptr + plane, mask=row < tokens, other=0.0)
     tl.store(delta_ptr + plane, delta, mask=row < tokens)
     if GATED:
-        gate_ptr = at_head(gate_ptr, g_batch, g_token, g_head, batch, 0, head, ALIGN)
-        g_token = tl.multiple_of(g_token, ALIGN)
+        gate_ptr = at_head(gate_ptr, g_batch, g_token, g_head, batch, 0, head, 4)
+        g_token = tl.multiple_of(g_token, 4)
         gate = load_tile(gate_ptr, g_token, first, tokens, ROWS, V, V_TILE, True)
         s = tl.sigmoid(gate.to(tl.float32))
         grad = grad * s
         dgate = product * (1 - s)
         store_tile(dgate_ptr + offset, heads * V, first, tokens, dgate, ROWS, V, V_TILE)
     if REWRITTEN:
-        store_tile(dout_ptr + offset, heads * V, first, tokens, grad, ROWS, V, V_TILE)
+        dout_ptr += plane_row * V_READ
+        store_tile(dout_ptr, heads * V_READ, first, tokens, grad, ROWS, V_READ, V_TILE)
 
 
 @triton.jit
@@ -83,31 +85,30 @@ def _load_lse(lse_ptr, first, queries, ROWS: tl.constexpr):
 @triton.jit
 def _over_queries(
     dk1, dk2, dv, q_ptr, k_ptr, rest_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, q_token, k_token,
-    rest_token, v_token, do_token, low, high, first, queries, keys, scale, kept_scale, seed,
-    plane, threshold, C: tl.constexpr, MASKED: tl.constexpr,
+    rest_token, v_token, do_token, low, first, queries, keys, scale, kept_scale, seed, plane,
+    threshold, C: tl.constexpr,
 ):  # fmt: skip
-    """Takes queries low .. high into dk and dv; tiles are transposed: [keys, queries]. k and v are
-    loaded where they are used: the compiler copies them to shared memory once."""
+    """Takes the queries from `low` on into dk and dv; tiles are transposed: [keys, queries]. k and
+    v are loaded where they are used: the compiler copies them to shared memory once. One loop for
+    masked and unmasked tiles: two would need more registers than there are."""
     column = first + tl.arange(0, C.BLOCK_N)[:, None]
-    for start in tl.range(low, high, C.BLOCK_M):
+    for start in tl.range(low, queries, C.BLOCK_M):
         row = start + tl.arange(0, C.BLOCK_M)
-        k1 = load_tile(k_ptr, k_token, first, keys, C.BLOCK_N, C.HEAD, C.TILE, True)
-        q1 = load_tile(q_ptr, q_token, start, queries, C.BLOCK_M, C.HEAD, C.TILE, True)
+        k1 = load_tile(k_ptr, k_token, first, keys, C.BLOCK_N, C.HEAD_READ, C.TILE, True)
+        q1 = load_tile(q_ptr, q_token, start, queries, C.BLOCK_M, C.HEAD_READ, C.TILE, True)
         scores = tl.dot(k1, tl.trans(q1), input_precision=C.PRECISION)
         if C.REST > 0:
-            k2 = load_tile(
-                rest_ptr, rest_token, first, keys, C.BLOCK_N, C.QK - C.HEAD, C.REST, True
-            )
+            k2 = load_tile(rest_ptr, rest_token, first, keys, C.BLOCK_N, C.REST_READ, C.REST, True)
             q2 = load_tile(
-                q_ptr + C.HEAD, q_token, start, queries, C.BLOCK_M, C.QK - C.HEAD, C.REST, True
+                q_ptr + C.HEAD, q_token, start, queries, C.BLOCK_M, C.REST_READ, C.REST, True
             )
             scores = tl.dot(k2, tl.trans(q2), scores, input_precision=C.PRECISION)
         lse = _load_lse(lse_ptr, start, queries, C.BLOCK_M)
         p = tl.exp2(scores * scale - lse[None, :])
-        if MASKED:
+        if C.CAUSAL:
             p = tl.where(column <= (row + keys - queries)[None, :], p, 0.0)
-        do = load_tile(do_ptr, do_token, start, queries, C.BLOCK_M, C.V, C.V_TILE, True)
-        v = load_tile(v_ptr, v_token, first, keys, C.BLOCK_N, C.V, C.V_TILE, True)
+        do = load_tile(do_ptr, do_token, start, queries, C.BLOCK_M, C.V_READ, C.V_TILE, True)
+        v = load_tile(v_ptr, v_token, first, keys, C.BLOCK_N, C.V_READ, C.V_TILE, True)
         dp = tl.dot(v, tl.trans(do), input_precision=C.PRECISION)
         dropped = p
         if C.DROPOUT:
@@ -140,12 +141,9 @@ def _dkdv_kernel(
     q_token, k_token = tl.multiple_of(q_token, C.ALIGN), tl.multiple_of(k_token, C.ALIGN)
     rest_token = tl.multiple_of(rest_token, C.ALIGN)
     v_token, do_token = tl.multiple_of(v_token, C.ALIGN), tl.multiple_of(do_token, C.ALIGN)
-    shift = keys - queries
-    low, full = 0, 0
-    if C.CAUSAL:  # rows see these keys from `low` on, and all of them from `full` on
-        low = tl.maximum(0, first - shift) // C.BLOCK_M * C.BLOCK_M
-        full = tl.cdiv(tl.maximum(0, first + C.BLOCK_N - 1 - shift), C.BLOCK_M) * C.BLOCK_M
-        full = tl.minimum(full, tl.cdiv(queries, C.BLOCK_M) * C.BLOCK_M)
+    low = 0
+    if C.CAUSAL:  # the first query that sees any of these keys
+        low = tl.maximum(0, first + queries - keys) // C.BLOCK_M * C.BLOCK_M
     seed = tl.load(seed_ptr) if C.DROPOUT else 0
     REST: tl.constexpr = C.REST if C.REST > 0 else 16
     dk2 = tl.zeros([C.BLOCK_N, REST], tl.float32)
@@ -162,13 +160,11 @@ def _dkdv_kernel(
         dv = tl.zeros([C.BLOCK_N, C.V_TILE], tl.float32)
         if not C.SHARED:
             dk2 = tl.zeros([C.BLOCK_N, REST], tl.float32)
-        for unmasked in tl.static_range(0 if C.CAUSAL else 1, 2):
-            dk1, dk2, dv = _over_queries(
-                dk1, dk2, dv, q, k, rest, v, do, lse_ptr + at, delta_ptr + at, q_token, k_token,
-                rest_token, v_token, do_token, full if unmasked else low,
-                queries if unmasked else full, first, queries, keys, scale, kept_scale, seed,
-                sequence * heads + head, threshold, C, unmasked == 0,
-            )  # fmt: skip
+        dk1, dk2, dv = _over_queries(
+            dk1, dk2, dv, q, k, rest, v, do, lse_ptr + at, delta_ptr + at, q_token, k_token,
+            rest_token, v_token, do_token, low, first, queries, keys, scale, kept_scale, seed,
+            sequence * heads + head, threshold, C,
+        )  # fmt: skip
         C_K: tl.constexpr = C.HEAD if C.SHARED else C.QK
         dk = dk_ptr + (to * heads + head) * C_K
         store_tile(dk, heads * C_K, first, keys, dk1 * (scale / LOG2E), C.BLOCK_N, C.HEAD, C.TILE)
@@ -195,15 +191,15 @@ def _over_keys(
     """Takes keys low .. high into dq."""
     row = first + tl.arange(0, C.BLOCK_M)[:, None]
     for start in tl.range(low, high, C.BLOCK_N):
-        q1 = load_tile(q_ptr, q_token, first, queries, C.BLOCK_M, C.HEAD, C.TILE, True)
-        k1 = load_tile(k_ptr, k_token, start, keys, C.BLOCK_N, C.HEAD, C.TILE, MASKED)
+        q1 = load_tile(q_ptr, q_token, first, queries, C.BLOCK_M, C.HEAD_READ, C.TILE, True)
+        k1 = load_tile(k_ptr, k_token, start, keys, C.BLOCK_N, C.HEAD_READ, C.TILE, MASKED)
         scores = tl.dot(q1, tl.trans(k1), input_precision=C.PRECISION)
         if C.REST > 0:
             q2 = load_tile(
-                q_ptr + C.HEAD, q_token, first, queries, C.BLOCK_M, C.QK - C.HEAD, C.REST, True
+                q_ptr + C.HEAD, q_token, first, queries, C.BLOCK_M, C.REST_READ, C.REST, True
             )
             k2 = load_tile(
-                rest_ptr, rest_token, start, keys, C.BLOCK_N, C.QK - C.HEAD, C.REST, MASKED
+                rest_ptr, rest_token, start, keys, C.BLOCK_N, C.REST_READ, C.REST, MASKED
             )
             scores = tl.dot(q2, tl.trans(k2), scores, input_precision=C.PRECISION)
         p = tl.exp2(scores * scale - lse[:, None])
@@ -213,8 +209,8 @@ def _over_keys(
             if C.CAUSAL:
                 seen = seen & (column <= row + keys - queries)
             p = tl.where(seen, p, 0.0)
-        v = load_tile(v_ptr, v_token, start, keys, C.BLOCK_N, C.V, C.V_TILE, MASKED)
-        do = load_tile(do_ptr, do_token, first, queries, C.BLOCK_M, C.V, C.V_TILE, True)
+        v = load_tile(v_ptr, v_token, start, keys, C.BLOCK_N, C.V_READ, C.V_TILE, MASKED)
+        do = load_tile(do_ptr, do_token, first, queries, C.BLOCK_M, C.V_READ, C.V_TILE, True)
         dp = tl.dot(do, tl.trans(v), input_precision=C.PRECISION)
         if C.DROPOUT:
             keep = kept(seed, plane, first, start, threshold, C.BLOCK_M, C.BLOCK_N, False)
@@ -279,13 +275,14 @@ def prepare(
     batch, tokens, heads, width = out.shape
     delta = torch.empty(batch, heads, tokens, dtype=torch.float32, device=out.device)
     rewritten = plan.GATED or grad.dtype != call.q.dtype
-    dout = torch.empty(out.shape, dtype=call.q.dtype, device=out.device) if rewritten else grad
+    grad = aligned(grad)
+    shape = (batch, tokens, heads, plan.V_READ)
+    dout = torch.empty(shape, dtype=call.q.dtype, device=out.device) if rewritten else grad
     gate = grad if call.gate is None else call.gate
     _prepare_kernel[triton.cdiv(tokens, PREPARED_ROWS), heads, batch](
         out, grad, delta if dlse is None else dlse, gate, delta, dout, dgate, *strides_of(grad),
-        *strides_of(gate), tokens, heads, V=width, V_TILE=plan.V_TILE,
-        ALIGN=alignment_of([grad, gate]), GATED=plan.GATED, REWRITTEN=rewritten,
-        HAS_DLSE=dlse is not None, ROWS=PREPARED_ROWS,
+        *strides_of(gate), tokens, heads, V=width, V_READ=plan.V_READ, V_TILE=plan.V_TILE,
+        GATED=plan.GATED, REWRITTEN=rewritten, HAS_DLSE=dlse is not None, ROWS=PREPARED_ROWS,
     )  # fmt: skip
     return delta, dout
 
@@ -295,9 +292,8 @@ def backward(
     dq: torch.Tensor, dk: torch.Tensor, drest: torch.Tensor, dv: torch.Tensor,
 ) -> None:  # fmt: skip
     """Fills dq, dk, dv, contiguous; drest [B, T, R], what the heads share, if plan.SHARED."""
-    align = min(plan.ALIGN, alignment_of([dout]))
     (block_m, block_n, warps, stages), dq_tile = _tiles(plan, call.q.element_size())
-    plan = dataclasses.replace(plan, BLOCK_M=block_m, BLOCK_N=block_n, ALIGN=align, GATED=False)
+    plan = dataclasses.replace(plan, BLOCK_M=block_m, BLOCK_N=block_n, GATED=False)
     batch, tokens, heads, _ = call.q.shape
     key_tiles = tiles_of(call.k.shape[1], block_n, call.cu_seqlens)
     groups = min(heads, triton.cdiv(SHARED_PROGRAMS, key_tiles * batch)) if plan.SHARED else heads

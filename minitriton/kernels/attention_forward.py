@@ -41,15 +41,15 @@ def _walk(
     copies it to shared memory once, and registers stay free."""
     row = first + tl.arange(0, C.BLOCK_M)[:, None]
     for start in tl.range(low, high, C.BLOCK_N):
-        q1 = load_tile(q_ptr, q_token, first, queries, C.BLOCK_M, C.HEAD, C.TILE, True)
-        k1 = load_tile(k_ptr, k_token, start, keys, C.BLOCK_N, C.HEAD, C.TILE, MASKED)
+        q1 = load_tile(q_ptr, q_token, first, queries, C.BLOCK_M, C.HEAD_READ, C.TILE, True)
+        k1 = load_tile(k_ptr, k_token, start, keys, C.BLOCK_N, C.HEAD_READ, C.TILE, MASKED)
         scores = tl.dot(q1, tl.trans(k1), input_precision=C.PRECISION)
         if C.REST > 0:
             q2 = load_tile(
-                q_ptr + C.HEAD, q_token, first, queries, C.BLOCK_M, C.QK - C.HEAD, C.REST, True
+                q_ptr + C.HEAD, q_token, first, queries, C.BLOCK_M, C.REST_READ, C.REST, True
             )
             k2 = load_tile(
-                rest_ptr, rest_token, start, keys, C.BLOCK_N, C.QK - C.HEAD, C.REST, MASKED
+                rest_ptr, rest_token, start, keys, C.BLOCK_N, C.REST_READ, C.REST, MASKED
             )
             scores = tl.dot(q2, tl.trans(k2), scores, input_precision=C.PRECISION)
         if MASKED:
@@ -68,7 +68,7 @@ def _walk(
         if C.DROPOUT:
             keep = kept(seed, plane, first, start, threshold, C.BLOCK_M, C.BLOCK_N, False)
             p = tl.where(keep, p, 0.0)
-        v = load_tile(v_ptr, v_token, start, keys, C.BLOCK_N, C.V, C.V_TILE, MASKED)
+        v = load_tile(v_ptr, v_token, start, keys, C.BLOCK_N, C.V_READ, C.V_TILE, MASKED)
         acc = tl.dot(p.to(v.dtype), v, acc * rescale[:, None], input_precision=C.PRECISION)
         peak = higher
     return acc, total, peak
@@ -112,7 +112,8 @@ def _forward_kernel(
     tl.store(to, (peak + tl.log2(total)) / LOG2E, mask=row < queries)
     out = acc * (kept_scale / tl.where(total == 0.0, 1.0, total))[:, None]
     if C.GATED:
-        gate_ptr = at_head(gate_ptr, g_batch, g_token, g_head, batch, begin, head, C.ALIGN)
+        gate_ptr = at_head(gate_ptr, g_batch, g_token, g_head, batch, begin, head, 4)
+        g_token = tl.multiple_of(g_token, 4)
         gate = load_tile(gate_ptr, g_token, first, queries, C.BLOCK_M, C.V, C.V_TILE, True)
         out = out * tl.sigmoid(gate.to(tl.float32))
     out_ptr += (tl.cast(batch * tokens + begin, tl.int64) * heads + head) * C.V

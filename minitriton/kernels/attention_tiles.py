@@ -13,7 +13,6 @@ order makes one call serve four entries that one thread owns, in a tile and in i
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -116,6 +115,10 @@ def at_head(ptr, batch_stride, token_stride, head_stride, batch, token, head, AL
     return ptr + offset + tl.to_tensor(head).to(tl.int64) * head_stride
 
 
+def _up(channels: int, unit: int) -> int:
+    return triton.cdiv(channels, unit) * unit
+
+
 @dataclass(frozen=True)
 class Plan:
     """What the kernels are specialised for; one constexpr argument, C.
@@ -135,9 +138,23 @@ class Plan:
     SHARED: bool  # the channels of k from HEAD on belong to all heads
     DROPOUT: bool
     PRECISION: str
-    ALIGN: int  # divides all strides
+    ALIGN: int  # elements in 16 bytes: divides all strides
     BLOCK_M: int = 0
     BLOCK_N: int = 0
+
+    # Channels that tiles read: whole copies of 16 bytes, see `aligned`.
+
+    @property
+    def HEAD_READ(self) -> int:
+        return _up(self.HEAD, self.ALIGN)
+
+    @property
+    def REST_READ(self) -> int:
+        return _up(self.QK - self.HEAD, self.ALIGN)
+
+    @property
+    def V_READ(self) -> int:
+        return _up(self.V, self.ALIGN)
 
     def cache_text(self) -> str:
         """The canonical text by which a constexpr enters a kernel's key."""
@@ -181,24 +198,21 @@ def strides_of(x: torch.Tensor) -> tuple[int, ...]:
     return tuple(s if n > 1 else 0 for s, n in zip(x.stride()[:-1], x.shape[:-1], strict=True))
 
 
-def alignment_of(tensors: Sequence[torch.Tensor]) -> int:
-    """The largest power of two, at most 16, that divides all strides but the last ones."""
-    bits = 16
-    for tensor in tensors:
-        for stride in strides_of(tensor):
-            bits |= stride
-    return bits & -bits
-
-
-def dense(x: torch.Tensor) -> torch.Tensor:
-    """x with contiguous rows: itself where its strides allow it."""
-    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+def aligned(x: torch.Tensor) -> torch.Tensor:
+    """x with dense rows of whole 16-byte groups, as asynchronous copies want them: itself where its
+    shape and strides allow it, else a copy with zeros behind each row."""
+    unit = 16 // x.element_size()
+    fits = x.data_ptr() % 16 == 0 and all(n % unit == 0 for n in (x.shape[-1], *strides_of(x)))
+    if fits and x.stride(-1) == 1:
+        return x
+    shape = (*x.shape[:-1], _up(x.shape[-1], unit))
+    return torch.zeros(shape, dtype=x.dtype, device=x.device)[..., : x.shape[-1]].copy_(x)
 
 
 @dataclass(frozen=True)
 class Operands:
-    """What all kernels read. q, k, v: [B, T, H, D] with dense rows, not empty; rest: the channels
-    of k from plan.HEAD on, seen as [B, T, H, ..], k itself where there are none."""
+    """What all kernels read. q, k, v: [B, T, H, D], `aligned`, not empty; rest: the channels of k
+    from plan.HEAD on, seen as [B, T, H, ..], k itself where there are none."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -215,11 +229,10 @@ class Operands:
         if shared:
             head, rest = self.k.shape[3], self.rest.shape[3]
             sizes.update(HEAD=head, TILE=channel_tile(head), REST=channel_tile(rest))
-        given = [x for x in (self.q, self.k, self.rest, self.v, self.gate) if x is not None]
         return Plan(
             **sizes, CAUSAL=causal, GATED=self.gate is not None,
             PACKED=self.cu_seqlens is not None, SHARED=shared, DROPOUT=self.dropout > 0,
-            PRECISION=precision, ALIGN=alignment_of(given),
+            PRECISION=precision, ALIGN=16 // self.q.element_size(),
         )  # fmt: skip
 
     def lists(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -234,10 +247,9 @@ class Operands:
     def numbers(self) -> tuple[float, ...]:
         """The kernels' parameters from `tokens` to `kept_scale`."""
         sequences = 0 if self.cu_seqlens is None else self.cu_seqlens.shape[0] - 1
-        threshold = threshold_of(self.dropout)
         return (
-            self.q.shape[1], self.k.shape[1], self.q.shape[2], sequences, threshold,
-            self.scale * LOG2E.value, 1 / (1 - self.dropout),
+            self.q.shape[1], self.k.shape[1], self.q.shape[2], sequences,
+            threshold_of(self.dropout), self.scale * LOG2E.value, 1 / (1 - self.dropout),
         )  # fmt: skip
 
 
@@ -253,8 +265,8 @@ def attention_dropout_mask(
 ) -> torch.Tensor:
     """Truth values [batch, heads, queries, keys] on the CPU: what `attention` with this seed keeps.
 
-    Plain torch twin of the kernels' Philox, whose counters stand at the top of this file. For packed
-    sequences the first dimension counts sequences; rows and columns of each start at 0.
+    Plain torch twin of the kernels' Philox, whose counters stand at the top of this file. For
+    packed sequences the first dimension counts sequences; rows and columns of each start at 0.
     """
     batch, heads, queries, keys = shape
     row = torch.arange(queries, dtype=torch.int64)[:, None]

@@ -176,18 +176,16 @@ def table(bank: list[torch.Tensor]) -> tuple[tuple[torch.Tensor, ...], int]:
 
 
 def shape_of_program(values: torch.Tensor, light: bool) -> dict[str, int]:
-    """Launch options for programs that hold rows of `values`: 32 elements per thread, 16 in fp32.
+    """Launch options for programs that hold rows of `values`: 16 elements per thread.
 
-    From sm_90 on, 128 registers are enough for that, so that two programs of the widest rows fit an
-    SM; where more than the plain mix is to be done, 16 elements. Older targets would spill.
+    For the plain mix in bf16 from sm_90 on 32, in 128 registers: then two programs of the widest
+    rows fit an SM. Older targets and more work would spill.
     """
     block = triton.next_power_of_2(values.shape[-1])
-    if values.dtype == torch.float32:
-        return {"BLOCK": block, "num_warps": max(1, block // 512)}
-    options = {"BLOCK": block, "num_warps": max(1, block // 1024)}
-    if not values.is_cuda or torch.cuda.get_device_capability(values.device) < (9, 0):
-        return options
-    return options | ({"maxnreg": 128} if light else {"num_warps": max(1, block // 512)})
+    light &= values.dtype == torch.bfloat16 and values.is_cuda
+    if light and torch.cuda.get_device_capability(values.device) >= (9, 0):
+        return {"BLOCK": block, "num_warps": max(1, block // 1024), "maxnreg": 128}
+    return {"BLOCK": block, "num_warps": max(1, block // 512)}
 
 
 @torch.library.custom_op("minitriton::attn_res", mutates_args=())
@@ -206,7 +204,8 @@ def _mix_op(
         bank.pointers, bank.last, more, query.contiguous(), norm_weight.contiguous(),
         query if out_weight is None else out_weight.contiguous(), out, total, mixed, stats,
         bank.source_stride, bank.token_stride, bank.last.stride(0), more.stride(0), bank.count,
-        columns, eps, out_eps, ADD=delta is not None, NORM=out_weight is not None, MIXED=keep, **shape_of_program(out, True),
+        columns, eps, out_eps, ADD=delta is not None, NORM=out_weight is not None, MIXED=keep,
+        **shape_of_program(out, True),
     )  # fmt: skip
     return out, total, mixed, stats
 
@@ -259,7 +258,12 @@ def _mix_backward_op(
     sums = partial.sum(1)
     if out_weight is not None:
         dout_weight.copy_(sums[1])
-    return dsources, dquery.copy_(sums[0] * norm_weight), dweight.copy_(sums[0] * query), dout_weight
+    return (
+        dsources,
+        dquery.copy_(sums[0] * norm_weight),
+        dweight.copy_(sums[0] * query),
+        dout_weight,
+    )
 
 
 def _empty_gradients(
@@ -294,9 +298,7 @@ def _save(ctx: Any, inputs: Any, output: Any) -> None:
     ctx.set_materialize_grads(False)
 
 
-def _differentiate(
-    ctx: Any, grad: Any, grad_sum: Any, grad_mixed: Any, _: Any
-) -> Any:
+def _differentiate(ctx: Any, grad: Any, grad_sum: Any, grad_mixed: Any, _: Any) -> Any:
     *sources, query, norm_weight, out_weight, mixed, stats = ctx.saved_tensors
     if grad is None:
         grad = torch.zeros_like(sources[-1])

@@ -14,6 +14,7 @@ import minitriton.language as tl
 
 SLACK: tl.constexpr = 16.0  # how far a logit may exceed the softmax's reference; e^16 fits fp32
 
+
 @triton.jit
 def pick(pointers, i):
     """pointers[i] for an index known at run time; i may be a tile."""

@@ -124,7 +124,7 @@ def attn_res_phase1(
 
     bank: 1 to 16 tensors [..., d] of one shape, dtype (fp32, bf16, fp16) and device, d <= 8192;
     queries, norm_weights: [Q, d] with 1 <= Q <= 32, fp32, bf16 or fp16. m, l: [Q, ...] fp32; acc:
-    [Q, ..., d] in the dtype of the bank, so that m[q], l[q], acc[q] are what `attn_res_merge` takes.
+    [Q, ..., d] in the dtype of the bank; `attn_res_merge` takes m[q], l[q], acc[q] as they are.
     For inference: no gradients; training uses `attn_res_mix`. KernelArgumentError names the
     argument that does not fit.
     """

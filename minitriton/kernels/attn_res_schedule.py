@@ -75,7 +75,9 @@ class BlockAttnRes:
         """
         i, last = self.done, len(self._queries) - 1
         if i > last or (y is None) != (i == 0):
-            expected = "no read is left" if i > last else "None in front of the first sub-layer only"
+            expected = (
+                "no read is left" if i > last else "None in front of the first sub-layer only"
+            )
             raise KernelArgumentError(f"argument 'y': read {i} of {last + 1}; {expected}")
         delta = None if self.prefix is None else y
         source = y if self.prefix is None else self.prefix

@@ -54,7 +54,9 @@ def _forward_kernel(
 
 
 @triton.jit
-def _mean_kernel(loss_ptr, target_ptr, out_ptr, rows, ignored, BLOCK: tl.constexpr):
+def _mean_kernel(
+    loss_ptr, target_ptr, mean_ptr, counted_ptr, rows, ignored, BLOCK: tl.constexpr
+):
     total = tl.zeros([BLOCK], tl.float32)
     count = tl.zeros([BLOCK], tl.int32)
     for first in range(0, rows, BLOCK):
@@ -63,13 +65,13 @@ def _mean_kernel(loss_ptr, target_ptr, out_ptr, rows, ignored, BLOCK: tl.constex
         total += tl.load(loss_ptr + row, mask=row < rows, other=0.0)
         count += ((target != ignored) & (row < rows)).to(tl.int32)
     counted = tl.sum(count, 0).to(tl.float32)
-    tl.store(out_ptr, tl.sum(total, 0) / counted)
-    tl.store(out_ptr + 1, counted)
+    tl.store(mean_ptr, tl.sum(total, 0) / counted)
+    tl.store(counted_ptr, counted)
 
 
 @triton.jit
 def _backward_kernel(
-    grad_ptr, x_ptr, target_ptr, stats_ptr, mean_ptr, dx_ptr, stride, rows, columns, width, ignored,
+    grad_ptr, x_ptr, target_ptr, stats_ptr, counted_ptr, dx_ptr, stride, rows, columns, width, ignored,
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -80,7 +82,7 @@ def _backward_kernel(
     target = tl.load(target_ptr + row, mask=inside, other=0).to(tl.int64)
     peak = tl.load(stats_ptr + row, mask=inside, other=0.0)[:, None]
     log_total = tl.load(stats_ptr + rows + row, mask=inside, other=0.0)[:, None]
-    scale = tl.load(grad_ptr).to(tl.float32) / tl.load(mean_ptr + 1)
+    scale = tl.load(grad_ptr).to(tl.float32) / tl.load(counted_ptr)
     scale = tl.where(target == ignored, 0.0, scale)
     hot = (at == target[:, None]).to(tl.float32)
     dx = (tl.exp(x.to(tl.float32) - peak - log_total) - hot) * scale[:, None]
@@ -114,7 +116,7 @@ def cross_entropy(
         raise KernelArgumentError(
             f"argument 'classes': must be in 1 to {logits.shape[1]}, got {classes!r}"
         )
-    return _op(logits, targets, classes, ignore)[0][0]
+    return _op(logits, targets, classes, ignore)[0]
 
 
 def cross_entropy_reference(
@@ -139,9 +141,9 @@ def _dense(x: torch.Tensor) -> torch.Tensor:
 @torch.library.custom_op("minitriton::cross_entropy", mutates_args=())
 def _op(
     logits: torch.Tensor, targets: torch.Tensor, classes: int, ignore: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean loss and counted rows as fp32 [2]; peak and l of every row as fp32 [2, N]."""
-    mean, stats = _outputs(logits)
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Mean loss and counted rows, fp32 scalars; peak and l of every row as fp32 [2, N]."""
+    mean, counted, stats = _outputs(logits)
     x, t = _dense(logits), targets.contiguous()
     rows, block = _tile(classes)
     loss = torch.empty_like(stats[0])
@@ -150,13 +152,13 @@ def _op(
             x, t, stats, loss, x.stride(0), x.shape[0], classes, ignore, ROWS=rows, BLOCK=block,
             num_warps=4,
         )  # fmt: skip
-    _mean_kernel[(1,)](loss, t, mean, x.shape[0], ignore, BLOCK=1024)
-    return mean, stats
+    _mean_kernel[(1,)](loss, t, mean, counted, x.shape[0], ignore, BLOCK=1024)
+    return mean, counted, stats
 
 
 @torch.library.custom_op("minitriton::cross_entropy_backward", mutates_args=())
 def _backward_op(
-    grad: torch.Tensor, logits: torch.Tensor, targets: torch.Tensor, mean: torch.Tensor,
+    grad: torch.Tensor, logits: torch.Tensor, targets: torch.Tensor, counted: torch.Tensor,
     stats: torch.Tensor, classes: int, ignore: int,
 ) -> torch.Tensor:  # fmt: skip
     dx = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
@@ -165,34 +167,39 @@ def _backward_op(
     grid = (triton.cdiv(x.shape[0], rows), triton.cdiv(x.shape[1], block))
     if x.shape[0] > 0:
         _backward_kernel[grid](
-            grad, x, t, stats, mean, dx, x.stride(0), x.shape[0], classes, x.shape[1], ignore,
+            grad, x, t, stats, counted, dx, x.stride(0), x.shape[0], classes, x.shape[1], ignore,
             ROWS=rows, BLOCK=block, num_warps=4,
         )  # fmt: skip
     return dx
 
 
-def _outputs(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    mean = torch.empty(2, dtype=torch.float32, device=logits.device)
-    return mean, torch.empty(2, logits.shape[0], dtype=torch.float32, device=logits.device)
+def _outputs(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    mean, counted, stats = (
+        torch.empty(shape, dtype=torch.float32, device=logits.device)
+        for shape in ((), (), (2, logits.shape[0]))
+    )
+    return mean, counted, stats
 
 
 _op.register_fake(lambda logits, targets, classes, ignore: _outputs(logits))
 _backward_op.register_fake(
-    lambda grad, logits, targets, mean, stats, classes, ignore: torch.empty(
+    lambda grad, logits, targets, counted, stats, classes, ignore: torch.empty(
         logits.shape, dtype=logits.dtype, device=logits.device
     )
 )
 
 
 def _save(ctx: Any, inputs: Any, output: Any) -> None:
-    ctx.save_for_backward(*inputs[:2], *output)
+    ctx.save_for_backward(*inputs[:2], *output[1:])
     ctx.options = inputs[2:]
-    ctx.mark_non_differentiable(output[1])
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)  # no zeros for what has no gradient
 
 
-def _differentiate(ctx: Any, grad: torch.Tensor, _: Any) -> Any:
-    logits, targets, mean, stats = ctx.saved_tensors
-    return _backward_op(grad, logits, targets, mean, stats, *ctx.options), None, None, None
+def _differentiate(ctx: Any, grad: torch.Tensor | None, *_: Any) -> Any:
+    if grad is None:
+        return None, None, None, None
+    return _backward_op(grad, *ctx.saved_tensors, *ctx.options), None, None, None
 
 
 _op.register_autograd(_differentiate, setup_context=_save)

@@ -16,8 +16,6 @@ from minitriton.kernels.kda_backward_scan import reverse_scan
 from minitriton.kernels.kda_chunks import CHUNK, Chunks
 from minitriton.kernels.kda_forward import Options, Results, block, prepare, scan
 
-CHANNELS = 32  # of K that a program of keys_kernel holds
-VALUES = 64  # columns of V that both kernels sum over at a time
 WARPS = 8
 SMALLEST_BETA = 2.0**-60
 
@@ -54,14 +52,15 @@ def backward(
         operands, dout, beta, dfinal, None if initial is None else dinitial, options, chunks,
         dstates, x,
     )  # fmt: skip
-    wide = min(block(keys), CHANNELS)
+    # channels of K that a program of keys_kernel holds, columns of V that both sum over at a time
+    wide, summed = min(block(keys), 16 if exact else 32), min(block(columns), 32 if exact else 64)
     blocks = triton.cdiv(keys, wide)
     ab = q.new_empty(count, heads, 2, CHUNK, CHUNK, dtype=dtype)
     norms = q.new_empty(*q.shape[:3], 4, dtype=torch.float32)
     sums = q.new_empty(count, heads, blocks + keys, dtype=torch.float32)
     fixed = {
         "L2": l2, "SIGMOID": options.beta_sigmoid, "PRECISION": "tf32x3" if exact else "tf32",
-        "BK": wide, "BV": min(block(columns), VALUES), "num_warps": WARPS,
+        "BK": wide, "BV": summed, "num_warps": WARPS,
     }  # fmt: skip
     if count * heads:
         values_kernel[(count * heads,)](

@@ -16,10 +16,8 @@ import minitriton as triton
 import minitriton.language as tl
 from minitriton.kernels import kda_tiles as tiles
 from minitriton.kernels.kda_chunks import Chunks
-from minitriton.kernels.kda_forward import Operands, Options
+from minitriton.kernels.kda_forward import Operands, Options, block
 
-VALUES = 32  # columns of V that a program holds
-WARPS = 4
 STAGES = tl.constexpr(2)
 
 
@@ -89,12 +87,22 @@ def reverse_scan(
 
     dout: [B, T, H, V], last stride 1; dfinal, dinitial: contiguous, laid out as the states.
     """
-    heads, columns, exact = x.shape[2], x.shape[3], x.dtype == torch.float32
-    keys, wide = dstates.shape[2], min(VALUES, max(16, triton.next_power_of_2(columns)))
-    _reverse_scan_kernel[(len(chunks.sequence) * heads, triton.cdiv(columns, wide))](
-        *operands, dout, beta, chunks.chunk, chunks.sequence, dfinal, dinitial, dstates, x,
-        *dout.stride()[:3], *beta.stride(), x.shape[1], heads, keys, columns,
-        *((1, keys) if options.value_major else (columns, 1)), SIGMOID=options.beta_sigmoid,
-        PRECISION="tf32x3" if exact else "tf32", BLOCK=operands.q_in.shape[3], VALUES=wide,
-        num_warps=WARPS,
-    )  # fmt: skip
+    heads, columns, keys = x.shape[2], x.shape[3], dstates.shape[2]
+    exact, programs = x.dtype == torch.float32, len(chunks.sequence) * heads
+    wide, warps = _tile(exact, programs)
+    wide = min(wide, block(columns))
+    if programs:
+        _reverse_scan_kernel[(programs, triton.cdiv(columns, wide))](
+            *operands, dout, beta, chunks.chunk, chunks.sequence, dfinal, dinitial, dstates, x,
+            *dout.stride()[:3], *beta.stride(), x.shape[1], heads, keys, columns,
+            *((1, keys) if options.value_major else (columns, 1)), SIGMOID=options.beta_sigmoid,
+            PRECISION="tf32x3" if exact else "tf32", BLOCK=operands.q_in.shape[3], VALUES=wide,
+            num_warps=warps,
+        )  # fmt: skip
+
+
+def _tile(exact: bool, programs: int) -> tuple[int, int]:
+    """Columns of V that a program holds, and its warps: narrow where there are few sequences."""
+    if exact:
+        return 16, 8
+    return (64, 8) if programs >= 64 else (32, 4)

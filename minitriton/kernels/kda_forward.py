@@ -315,7 +315,7 @@ def scan(
         SIGMOID=options.beta_sigmoid, INITIAL=initial is not None,
         STORE_OUT=results.out is not None, STORE_STATES=results.states is not None,
         PRECISION="tf32x3" if exact else "tf32", BLOCK=operands.q_in.shape[3], VALUES=wide,
-        PART=16, STAGES=1 if exact else 2, num_warps=warps,
+        PART=min(64, operands.q_in.shape[3]), STAGES=1 if exact else 2, num_warps=warps,
     )  # fmt: skip
 
 

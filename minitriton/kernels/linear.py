@@ -293,10 +293,13 @@ def _differentiate_linear(ctx: Any, grad: torch.Tensor) -> Any:
 def _save_mlp(ctx: Any, inputs: Any, output: Any) -> None:
     ctx.save_for_backward(*inputs[:5], *output[1:])
     ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)  # no zeros for what has no gradient
     ctx.precision = inputs[7]
 
 
-def _differentiate_mlp(ctx: Any, grad: torch.Tensor, *_: Any) -> Any:
+def _differentiate_mlp(ctx: Any, grad: torch.Tensor | None, *_: Any) -> Any:
+    if grad is None:
+        return (None,) * 8
     needs = ctx.needs_input_grad
     wanted = [*needs[:3], *needs[5:7]]
     gradients = _mlp_backward_op(grad, *ctx.saved_tensors, wanted, ctx.precision)

@@ -23,7 +23,7 @@ DEPTH = 64  # latent channels multiplied at a time
 MOST_CHANNELS = 256  # of a head
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens", "heads"])
 def _absorb_kernel(
     q_ptr, weight_ptr, shared_ptr, cos_ptr, sin_ptr, out_ptr, q_token, q_head, weight_head,
     weight_row, shared_token, shared_head, tokens, heads,
@@ -63,7 +63,7 @@ def _absorb_kernel(
         tl.store(out_row + SHARED // 2, second.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens", "heads"])
 def _value_kernel(
     latent_ptr, weight_ptr, gate_ptr, out_ptr, latent_token, latent_head, weight_head, weight_row,
     gate_token, gate_head, tokens, heads, channels,

@@ -34,7 +34,7 @@ def rotate(first, second, cos, sin):
     return first * cos - second * sin, second * cos + first * sin
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["blocks"])
 def _write_kernel(
     latent_ptr, shared_ptr, slots_ptr, weight_ptr, cos_ptr, sin_ptr, to_latent_ptr, to_scale_ptr,
     to_shared_ptr, latent_stride, shared_stride, table_stride, blocks, latent_block, latent_row,

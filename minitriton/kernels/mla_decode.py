@@ -42,7 +42,7 @@ MOST_SPLITS = 128
 
 
 class Tiles(NamedTuple):
-    """Sizes of a program: query rows, tokens per step, pieces of the latent, stages, warps."""
+    """Of a program: query rows, tokens per step, latent channels per product, stages, warps."""
 
     rows: int
     tokens: int
@@ -191,7 +191,8 @@ def choose_tiles(rows: int, latent: int, shared: int, kind: torch.dtype, memory:
     if rows <= 16:
         return Tiles(16, 32, GROUP, 3, 4) if fp8 else Tiles(16, 32, latent // 2, 2, 4)
     if fp8:
-        return Tiles(32, 64 if memory > SMALLEST_SHARED else 32, GROUP, 2, 8)
+        small = memory <= SMALLEST_SHARED
+        return Tiles(32, 16, GROUP, 3, 8) if small else Tiles(32, 64, GROUP, 2, 8)
     row = 2 * (latent + shared)
     for tile, tokens, parts in ((64, 64, 2), (64, 32, 1), (32, 64, 2), (32, 32, 2)):
         scratch = 2 * tile * tokens + RESERVED

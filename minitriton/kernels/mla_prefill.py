@@ -25,7 +25,7 @@ from minitriton.kernels.attention import (
     check_shape,
     check_width,
 )
-from minitriton.kernels.attention_tiles import dense
+from minitriton.kernels.attention_tiles import aligned
 from minitriton.kernels.checks import KernelArgumentError
 
 HEADS = 16  # rotated by one program
@@ -75,11 +75,12 @@ def mla_attention(
     """Causal attention whose last R channels of k are shared by all heads, under a sigmoid gate.
 
     q: [B, T, H, N + R], k_nope: [B, T, H, N], k_shared: [B, T, R], v: [B, T, H, V] (K3: N = 128,
-    R = 64, V = 128; N + R and V at most 256), one dtype (fp32, bf16 or fp16); gate: [B, T, H, V]
-    or None for no gate, any of these dtypes. Views with dense rows are read in place. The result
-    is [B, T, H, V], contiguous, in the dtype of q or in `out_dtype` (K3 trains with fp32), and with
-    return_lse also lse [B, H, T] in fp32, natural logarithm. All five are differentiable; the
-    gradient of k_shared sums over the heads in one fixed order, so nothing varies between runs.
+    R = 64, V = 128; N a multiple of 8, N + R and V at most 256), one dtype (fp32, bf16 or fp16);
+    gate: [B, T, H, V] or None for no gate, any of these dtypes. Strided views are read in place
+    where `attention` does so. The result is [B, T, H, V], contiguous, in the dtype of q or in
+    `out_dtype` (K3 trains with fp32), and with return_lse also lse [B, H, T] in fp32, natural
+    logarithm. All five are differentiable; the gradient of k_shared sums over the heads in one
+    fixed order, so nothing varies between runs.
 
     rope: (cos, sin), each [T, R / 2], without gradients: channels i and i + R / 2 of the shared
     ones turn together by the angle of pair i of their token, in q and k_shared. scale: positive,
@@ -90,6 +91,10 @@ def mla_attention(
     batch, tokens, heads, width = query.shape
     check_shape("k_nope", k_nope, (batch, tokens, heads, None), query)
     check_width("k_nope", k_nope.shape[3])
+    if k_nope.shape[3] % 8:
+        raise KernelArgumentError(
+            f"argument 'k_nope': {k_nope.shape[3]} channels; it must be a multiple of 8"
+        )
     rest = width - k_nope.shape[3]
     if rest < 1:
         raise KernelArgumentError(
@@ -160,7 +165,7 @@ def _rotate_op(
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if out.numel() == 0:
         return out
-    rows = dense(x)
+    rows = aligned(x)
     batch, tokens, heads, width = x.shape
     block = min(HEADS, triton.next_power_of_2(heads))
     _rotate_kernel[tokens, triton.cdiv(heads, block), batch](

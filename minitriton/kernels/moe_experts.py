@@ -206,9 +206,9 @@ def _dense(x: torch.Tensor) -> torch.Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def _rows_config(dtype: torch.dtype, rows: int, depth: int) -> dict[str, int]:
-    """Launch configuration of one product over `depth` with tiles of so many rows."""
-    if dtype == torch.float32:
+def _rows_config(dtype: torch.dtype, rows: int, columns: int, depth: int) -> dict[str, int]:
+    """Launch configuration of one product with tiles of so many rows."""
+    if dtype == torch.float32 or columns % 16 or depth % 16:  # odd sizes go element by element
         return {"BLOCK_N": 64, "BLOCK_K": 32, "num_warps": 4 if rows < 128 else 8, "num_stages": 3}
     if rows <= 16:
         return {"BLOCK_N": 128, "BLOCK_K": 64, "num_warps": 4, "num_stages": 4}
@@ -235,7 +235,7 @@ def _launch_rows(
     tiles, (_, columns, depth) = expert_of_tile.shape[0], w.shape
     out = a.new_empty(rows, columns)
     tile = rows // tiles
-    config = _rows_config(a.dtype, tile, depth)
+    config = _rows_config(a.dtype, tile, columns, depth)
     grouped_gemm.rows_kernel[(tiles * triton.cdiv(columns, config["BLOCK_N"]),)](
         a, w, out, token_of_row, expert_of_tile, a.stride(0), *w.stride(), tiles, columns, depth,
         EVEN=depth % config["BLOCK_K"] == 0, PRECISION="tf32x3", ROWS=tile,

@@ -54,7 +54,8 @@ def _weight_ptrs(words_ptr, scales_ptr, expert, n, columns, depth, BLOCK_K: tl.c
     """Pointers to the words [N, K / 32, 4] and scales [N, K / 32] of rows n of an expert."""
     row = expert * columns + n
     g = tl.arange(0, BLOCK_K // 32)
-    words = words_ptr + row[:, None, None] * (depth // 8) + g[None, :, None] * 4
+    row_words = tl.multiple_of(depth // 8, 4)  # depth is a multiple of 32
+    words = words_ptr + row[:, None, None] * row_words + g[None, :, None] * 4
     words += tl.arange(0, 4)[None, None, :]
     return words, scales_ptr + row[:, None] * (depth // 32) + g[None, :]
 
@@ -86,7 +87,7 @@ def up_mxfp4_kernel(
     words_ptrs, scales_ptrs = _weight_ptrs(
         words_ptr, scales_ptr, expert, n % columns, 2 * columns, depth, BLOCK_K
     )
-    words_up = columns.to(tl.int64) * (depth // 8)
+    words_up = columns.to(tl.int64) * tl.multiple_of(depth // 8, 4)
     scales_up = columns.to(tl.int64) * (depth // 32)
     up_ptrs, up_scales_ptrs = words_ptrs + words_up, scales_ptrs + scales_up
     gate = tl.zeros([ROWS, BLOCK_N], tl.float32)
@@ -160,8 +161,8 @@ def moe_experts_mxfp4(
     z: [T, latent] bf16; w13, w13_scales: uint8 [E, 2 ff, latent / 2] and [E, 2 ff, latent / 32];
     w2, w2_scales: [E, latent, ff / 2] and [E, latent, ff / 32], as `mxfp4_quantize` gives them;
     latent and ff multiples of 32. Scales up to 2^65 are exact, and so are weights of at least
-    2^-62. Routing, weights, betas, norm and result as in `moe_experts`. KernelArgumentError names the
-    argument that does not fit.
+    2^-62. Routing, weights, betas, norm and result as in `moe_experts`. KernelArgumentError names
+    the argument that does not fit.
     """
     check_mxfp4("w13", w13, "w13_scales", w13_scales)
     check_mxfp4("w2", w2, "w2_scales", w2_scales)

@@ -127,13 +127,13 @@ def newton_schulz_reference(
 def muon_step_reference(
     weight: torch.Tensor, grad: torch.Tensor, momentum_buffer: torch.Tensor, lr: float,
     *, heads: int = 1, weight_decay: float = 0.1, momentum: float = 0.95, nesterov: bool = True,
-    scale: float = 0.2,
+    steps: int = 5, scale: float = 0.2,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """(weight, momentum_buffer) after `muon_step_`, in plain torch; heads are neighbouring rows."""
     buffer = momentum * momentum_buffer + grad
     blocks = (grad + momentum * buffer if nesterov else buffer).unflatten(0, (heads, -1))
     factor = scale * math.sqrt(max(blocks.shape[-2:]))
-    step = newton_schulz_reference(blocks).reshape(weight.shape)
+    step = newton_schulz_reference(blocks, steps).reshape(weight.shape)
     return (1 - lr * weight_decay) * weight - lr * factor * step, buffer
 
 
@@ -165,10 +165,11 @@ class PerHeadMuon(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As in torch; KernelArgumentError for a parameter that does not split into heads."""
         super().add_param_group(param_group)
-        group = self.param_groups[-1]
+        group = self.param_groups.pop()
         for weight in group["params"]:
             _check_lr(group["lr"], weight)
             _check_step(weight, weight, weight, group["heads"], group["head_dim_first"])
+        self.param_groups.append(group)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

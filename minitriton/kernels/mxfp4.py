@@ -116,8 +116,10 @@ def mxfp4_quantize_reference(
     """`mxfp4_quantize` in plain torch, in fp64."""
     x = w.double().reshape(*w.shape[:-1], w.shape[-1] // BLOCK, BLOCK)
     peak = x.abs().amax(-1).clamp(min=TINY)
-    ceil = torch.ceil(torch.log2(peak / 6))
-    exponent = ceil if rule == "ceil" else torch.floor(torch.log2(peak)) - 2
+    mantissa, exponent = torch.frexp(peak)  # mantissa in [0.5, 1)
+    exponent = exponent.double() - 3
+    if rule == "ceil":
+        exponent += mantissa > 0.75
     y = (x * torch.exp2(-exponent)[..., None]).reshape(w.shape)
     table = torch.tensor(MAGNITUDES, dtype=torch.float64, device=w.device)
     distance = (y.abs().clamp(max=6)[..., None] - table).abs()

@@ -104,11 +104,11 @@ def rms_norm(
 ) -> torch.Tensor:
     """weight * x / sqrt(mean(x^2) + eps) over the last dimension; differentiable in x and weight.
 
-    x: [..., d] with d <= 8192, fp32, bf16 or fp16, on a GPU or the CPU; slices whose rows lie at one
+    x: [..., d] with d <= 8192, fp32, bf16 or fp16, on a GPU or the CPU; slices with rows at one
     distance, or two (heads of tokens), are read in place. weight: [d] in fp32 or x's dtype, or None
-    for ones. The result is contiguous in x's shape and dtype. A row whose mean
-    square exceeds the range of fp32 gives zeros, as in plain fp32. KernelArgumentError for anything
-    else and for eps <= 0.
+    for ones. The result is contiguous in x's shape and dtype. A row whose mean square exceeds the
+    range of fp32 gives zeros, as in plain fp32. KernelArgumentError for anything else and for
+    eps <= 0.
     """
     _check_rows(x)
     return _norm_op(x, None, _check_weight(weight, x), checks.positive("eps", eps))
@@ -122,10 +122,10 @@ def gated_rms_norm(
 ) -> torch.Tensor:
     """sigmoid(gate) * rms_norm(x, weight, eps); differentiable in x, gate and weight.
 
-    x, gate: [..., d] with d <= 8192, one shape, one dtype (fp32, bf16 or fp16), one device;
-    slices whose rows lie at one distance, or two (heads of tokens), are read in place. gate = None is `rms_norm`. weight: [d] in fp32
-    or x's dtype, or None for ones. The result is contiguous in x's shape and dtype.
-    KernelArgumentError names the argument that does not fit.
+    x, gate: [..., d] with d <= 8192, one shape, one dtype (fp32, bf16 or fp16), one device; slices
+    with rows at one distance, or two (heads of tokens), are read in place. gate = None is
+    `rms_norm`. weight: [d] in fp32 or x's dtype, or None for ones. The result is contiguous in x's
+    shape and dtype. KernelArgumentError names the argument that does not fit.
     """
     _check_rows(x)
     if gate is not None:

@@ -126,9 +126,7 @@ def situ_glu(
     checks.float_tensor("gate", gate)
     checks.like("up", up, "gate", gate)
     cap = None if beta2 is None else checks.positive("beta2", beta2)
-    return _situ_glu_op(
-        gate, up, _check_weight(weight, gate), checks.positive("beta1", beta1), cap
-    )
+    return _situ_glu_op(gate, up, _check_weight(weight, gate), checks.positive("beta1", beta1), cap)
 
 
 def _check_weight(weight: object, gate: torch.Tensor) -> torch.Tensor | None:

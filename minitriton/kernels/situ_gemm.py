@@ -95,14 +95,14 @@ def store_glu(
     gate, up, act_ptrs, h_ptrs, columns, mask, beta1, beta2,
     CAPPED: tl.constexpr, EXACT: tl.constexpr, SAVE: tl.constexpr,
 ):  # fmt: skip
-    """Writes SiTU-GLU(gate, up) and, with SAVE, gate and up, `columns` elements apart."""
+    """Writes SiTU-GLU of gate and up, rounded, and with SAVE these, `columns` elements apart."""
     element = act_ptrs.dtype.element_ty
+    gate, up = gate.to(element), up.to(element)  # what the backward pass reads
     if SAVE:
-        tl.store(h_ptrs, gate.to(element), mask=mask)
-        tl.store(h_ptrs + columns, up.to(element), mask=mask)
-        # the backward pass sees the rounded values: so does the activation
-        gate, up = gate.to(element).to(tl.float32), up.to(element).to(tl.float32)
-    tl.store(act_ptrs, glu(gate, up, beta1, beta2, CAPPED, EXACT).to(element), mask=mask)
+        tl.store(h_ptrs, gate, mask=mask)
+        tl.store(h_ptrs + columns, up, mask=mask)
+    act = glu(gate.to(tl.float32), up.to(tl.float32), beta1, beta2, CAPPED, EXACT)
+    tl.store(act_ptrs, act.to(element), mask=mask)
 
 
 @triton.jit
@@ -156,9 +156,9 @@ def situ_glu_linear(
 
     x: [..., d]; w13: [2 ff, d], the ff rows of the gate first, then those of `up`; one dtype out of
     fp32, bf16, fp16 and one device; d, ff >= 1. A transposed w13 is read in place. The result is
-    [..., ff], contiguous, in that dtype. beta2 = None leaves `up` uncapped. Where a gradient is
-    wanted, gate and up are kept in that dtype (2 ff numbers per row). fp32 is multiplied as three
-    tf32 products. KernelArgumentError names the argument that does not fit.
+    [..., ff], contiguous, in that dtype. beta2 = None leaves `up` uncapped. Gate and up are rounded
+    to that dtype, and kept where a gradient is wanted (2 ff numbers per row). fp32 is multiplied as
+    three tf32 products. KernelArgumentError names the argument that does not fit.
     """
     checks.float_tensor("x", x)
     checks.float_tensor("w13", w13)

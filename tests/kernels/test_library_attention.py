@@ -62,13 +62,12 @@ def check(tensors, bounds=None, grad=None, **options):
     ("shape", "values", "dtype"),
     [
         ((2, 65, 2, 64), None, torch.bfloat16),
+        ((3, 1, 2, 64), None, torch.bfloat16),
         ((1, 130, 1, 128), None, torch.bfloat16),
-        ((1, 63, 2, 192), 128, torch.bfloat16),
+        ((1, 33, 2, 192), 128, torch.bfloat16),
         ((1, 17, 1, 256), 256, torch.float16),
         ((1, 15, 3, 40), 24, torch.float16),
-        ((3, 1, 2, 32), None, torch.bfloat16),
         ((1, 70, 2, 32), None, torch.float32),
-        ((1, 33, 1, 128), 128, torch.float32),
     ],
     ids=str,
 )
@@ -80,15 +79,15 @@ def test_causal(device, shape, values, dtype):
 @pytest.mark.parametrize("causal", [True, False])
 def test_other_numbers_of_keys(device, queries, keys, causal):
     """Causal rows end at the last key; the first rows of 70 queries see none of 17 keys."""
-    tensors = inputs((1, queries, 2, 16), torch.float16, device, keys=keys)
+    tensors = inputs((1, queries, 2, 40), torch.float16, device, keys, values=24)
     out = check(tensors, causal=causal, scale=0.4)
     if causal and queries > keys:
         assert not out[:, : queries - keys].any()
 
 
-@pytest.mark.parametrize("width", [1, 5, 80, 96])
+@pytest.mark.parametrize("width", [5, 80])
 def test_any_width(device, width):
-    check(inputs((1, 20, 2, width), torch.float16, device, values=max(1, width - 3)))
+    check(inputs((1, 20, 2, width), torch.float16, device, values=width - 3))
 
 
 def test_packed_sequences(device):
@@ -99,41 +98,38 @@ def test_packed_sequences(device):
     assert torch.equal(out, again)
     alone = attention(*(x[:, 1:66] for x in tensors))
     assert torch.equal(out[:, 1:66], alone)
-    check(tensors, causal=False, cu_seqlens=ends)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_dropout(device, dtype):
-    tensors = inputs((2, 70, 2, 64), dtype, device)
+def test_dropout(device):
+    tensors = inputs((2, 70, 2, 64), torch.bfloat16, device)
     out = check(tensors, dropout=0.3, seed=2**40 + 7)
     seed = torch.tensor([2**40 + 7], device=device)
     assert torch.equal(out, attention(*tensors, dropout=0.3, seed=seed))
     assert not torch.equal(out, attention(*tensors, dropout=0.3, seed=8))
 
 
-def test_dropout_of_packed_sequences_and_wide_heads(device):
+def test_dropout_of_packed_sequences(device):
     ends = torch.tensor([0, 33, 90])
-    check(inputs((1, 90, 2, 128), torch.bfloat16, device), cu_seqlens=ends, dropout=0.5, seed=3)
+    check(inputs((1, 90, 2, 32), torch.float32, device), cu_seqlens=ends, dropout=0.5, seed=3)
 
 
 def test_dropout_mask_is_what_the_kernel_keeps(device):
     """Values that single out each key show the probabilities themselves."""
-    q = torch.zeros(1, 40, 2, 16, device=device)
-    v = torch.eye(40, device=device)[None, :, None].expand(1, 40, 2, 40).contiguous()
-    out = attention(q, torch.zeros_like(q), v, causal=False, dropout=0.25, seed=99)
-    mask = attention_dropout_mask(99, (1, 2, 40, 40), 0.25)
-    assert torch.equal(out.permute(0, 2, 1, 3).cpu() != 0, mask)
-    assert 0.70 < attention_dropout_mask(1, (2, 2, 128, 128), 0.25).double().mean() < 0.80
+    q = torch.zeros(1, 64, 2, 64, device=device).bfloat16()
+    v = torch.eye(64, device=device)[None, :, None].expand(1, 64, 2, 64).bfloat16()
+    out = attention(q, q, v, dropout=0.25, seed=99).permute(0, 2, 1, 3).cpu()
+    mask = attention_dropout_mask(99, (1, 2, 64, 64), 0.25)
+    assert torch.equal(out != 0, mask & torch.ones(64, 64, dtype=torch.bool).tril())
+    assert 0.74 < attention_dropout_mask(1, (2, 2, 128, 128), 0.25).double().mean() < 0.76
 
 
 def test_causality_to_the_bit(device):
-    q, k, v = (x.detach() for x in inputs((1, 100, 1, 64), torch.bfloat16, device))
+    q, k, v = (x.detach() for x in inputs((1, 140, 1, 64), torch.bfloat16, device))
     out = attention(q, k, v)
-    k[:, 70:], v[:, 70:] = float("nan"), float("inf")
-    changed = attention(q, k, v)
-    assert torch.equal(out[:, :64], changed[:, :64])  # rows of tiles that end before key 70
     k[:, 70:], v[:, 70:] = 1e4, -1e4
     assert torch.equal(out[:, :70], attention(q, k, v)[:, :70])
+    k[:, 130:], v[:, 130:] = float("nan"), float("inf")
+    assert torch.equal(out[:, :70], attention(q, k, v)[:, :70])  # tiles of keys that nobody reads
 
 
 def test_large_scores(device):
@@ -142,8 +138,9 @@ def test_large_scores(device):
         q *= 60
     check([q, k, v], (1e-4, 1e-4, 1e-3))
     with torch.no_grad():  # all scores far below zero: exp(-lse) overflows where keys are padding
-        k.copy_(-q.sign() * 5)
-    out, lse = attention(q, k, v, causal=False, return_lse=True)
+        q.abs_()
+        k.copy_(-k.abs())
+    out, lse = attention(q, k, v, return_lse=True)
     assert lse.max() < -100
     grads = torch.autograd.grad(out.square().sum(), [q, k, v])
     assert all(g.isfinite().all() for g in grads)
@@ -151,7 +148,7 @@ def test_large_scores(device):
 
 def test_precision_and_dtype_of_the_result(device):
     check(inputs((1, 34, 1, 32), torch.float32, device), (2e-3, 4e-3, 5e-3), precision="tf32")
-    tensors = inputs((1, 34, 1, 32), torch.bfloat16, device)
+    tensors = inputs((1, 34, 1, 64), torch.bfloat16, device)
     out = check(tensors, out_dtype=torch.float32)
     assert out.dtype == torch.float32
     assert attention(*tensors).dtype == torch.bfloat16
@@ -172,8 +169,8 @@ def test_views_and_strided_gradients(device):
     assert torch.equal(attention(*heads_first), out)
     turned = [x.permute(3, 0, 1, 2).contiguous().permute(1, 2, 3, 0) for x in views]
     assert torch.equal(attention(*turned), out)
-    tensors = inputs((1, 20, 1, 20), torch.float16, device)
-    check(tensors, grad=torch.ones(1, 1, 1, 1, device=device).half().expand(1, 20, 1, 20))
+    tensors = inputs((1, 20, 1, 40), torch.float16, device, values=24)
+    check(tensors, grad=torch.ones(1, 1, 1, 1, device=device).half().expand(1, 20, 1, 24))
 
 
 def test_runs_do_not_differ(device):
@@ -202,24 +199,21 @@ def test_no_keys(device):
 
 
 def test_operator_is_sound(device):
-    q, k, v = inputs((1, 9, 2, 16), torch.float32, device)
+    q, k, v = inputs((1, 9, 2, 32), torch.float32, device)
     seed = torch.tensor([4], device=device)
-    operator = torch.ops.minitriton.attention
-    rest = (True, 0.25, 0.5, "tf32x3", torch.float32)
-    torch.library.opcheck(operator, (q, k, None, v, None, None, seed, *rest))
     ends = torch.tensor([0, 4, 9], dtype=torch.int32, device=device)
-    torch.library.opcheck(operator, (q, k, None, v, None, ends, None, True, 0.25, 0.0, *rest[3:]))
+    rest = (True, 0.25, 0.5, "tf32x3", torch.float32)
+    torch.library.opcheck(torch.ops.minitriton.attention, (q, k, None, v, None, ends, seed, *rest))
 
 
 def test_torch_compile_without_graph_breaks(device):
-    tensors = inputs((1, 20, 2, 16), torch.float32, device)
+    tensors = inputs((1, 20, 2, 32), torch.float32, device)
+    options = {"dropout": 0.2, "seed": 1, "cu_seqlens": torch.tensor([0, 7, 20], device=device)}
     compiled = torch.compile(
-        lambda q, k, v: attention(q * 2, k, v, dropout=0.2, seed=1) + v,
-        fullgraph=True,
-        backend="aot_eager",
+        lambda q, k, v: attention(q * 2, k, v, **options) + v, fullgraph=True, backend="aot_eager"
     )
     out = compiled(*tensors)
-    expected = attention(tensors[0] * 2, *tensors[1:], dropout=0.2, seed=1) + tensors[2]
+    expected = attention(tensors[0] * 2, *tensors[1:], **options) + tensors[2]
     torch.testing.assert_close(out, expected)
     ours = torch.autograd.grad(out.square().sum(), tensors)
     theirs = torch.autograd.grad(expected.square().sum(), tensors)

@@ -22,15 +22,13 @@ BOUNDS = {
 }
 FP32, BF16, FP16 = BOUNDS
 STACKED = [
-    (1, 3, 96, FP32), (2, 1, 8, BF16), (5, 3, 130, FP32), (9, 17, 8, FP16), (5, 2, 96, BF16),
-    (3, 2, 1, FP32), (40, 2, 33, FP32),
+    (1, 3, 96, FP32), (5, 3, 130, BF16), (9, 17, 8, FP16), (3, 2, 1, FP32), (40, 2, 33, FP32),
 ]  # fmt: skip
 LISTED = [  # number of sources, leading dimensions, d, dtype, delta, norm, mix returned
     (1, (3,), 96, BF16, True, True, True),
     (2, (2, 2), 130, FP32, False, True, False),
-    (5, (1,), 1024, BF16, True, False, False),
+    (5, (1,), 1000, BF16, True, False, False),
     (9, (2, 1, 3), 96, BF16, True, True, True),
-    (9, (3,), 40, FP16, False, True, True),
     (17, (4,), 33, FP32, True, True, False),
     (6, (), 64, FP32, False, False, True),
 ]
@@ -79,9 +77,10 @@ def check(sources, query, weight, bounds, eps=1e-5, **options):
     for out, true in zip(outs, expected, strict=True):
         assert out.dtype == last.dtype and out.is_contiguous() and out.shape == last.shape
         assert relative(out, true) < bounds[0]
-    listed = sources if isinstance(sources, list) else [sources]
-    pairs = list(zip([*listed, options.get("delta")], [*(exact[0] if listed is sources else
-                 [exact[0]]), wanted.get("delta")], strict=True))  # fmt: skip
+    pairs = [(sources, exact[0])]
+    if isinstance(sources, list):
+        pairs = list(zip(sources, exact[0], strict=True))
+    pairs.append((options.get("delta"), wanted.get("delta")))
     slopes = [(query, exact[1]), (weight, exact[2])]
     norm = (options.get("out_weight"), wanted.get("out_weight"))
     for part, bound in ((pairs, bounds[1]), ([*slopes, norm], bounds[2])):
@@ -209,10 +208,11 @@ def test_strided_values(device):
         [base[0, :, :48], base[1, :, 48:], base[2, :, :48]],  # one distance of rows
         [base[0, :, :48], thin[:, 0], torch.randn(4, 48, device=device)],  # three
     ):
-        given = doubled_back = values if isinstance(values, list) else [values]
-        given = [x.detach().requires_grad_() for x in doubled_back]
-        check(given if isinstance(values, list) else given[0], query.clone().requires_grad_(),
-              weight.clone().requires_grad_(), BOUNDS[FP32])  # fmt: skip
+        given = (
+            [x.detach().requires_grad_() for x in values] if isinstance(values, list) else values
+        )
+        parameters = query.clone().requires_grad_(), weight.clone().requires_grad_()
+        check(given if given is not values else values.requires_grad_(), *parameters, BOUNDS[FP32])
     tensors = inputs((2, 3, 33), FP32, device)
     exact = doubled(tensors)
     attn_res_mix(*tensors).sum().backward()  # the incoming gradient is one number seen everywhere
@@ -228,16 +228,16 @@ def test_no_tokens(device):
     out.sum().backward()
     assert out.shape == total.shape == (0, 24) and values.grad.shape == (2, 0, 24)
     assert not any(x.grad.any() for x in (query, weight, norm))
-    m, total, acc = attn_res_phase1([values.detach()[0]], query.detach()[None], weight.detach()[None])
+    m, total, acc = attn_res_phase1(
+        [values.detach()[0]], query.detach()[None], weight.detach()[None]
+    )
     assert m.shape == total.shape == (1, 0) and acc.shape == (1, 0, 24)
 
 
 def test_operators_are_sound(device):
     values, query, weight = inputs((3, 4, 20), FP32, device)
     operator, norm = torch.ops.minitriton.attn_res, weights(20, FP32, device)
-    torch.library.opcheck(
-        operator, ([values], query, weight, None, None, 1e-5, 1e-5, True, False)
-    )
+    torch.library.opcheck(operator, ([values], query, weight, None, None, 1e-5, 1e-5, True, False))
     listed = [torch.randn(20, 4, device=device).T.requires_grad_() for _ in range(2)]
     torch.library.opcheck(
         operator, (listed, query, weight, listed[0], norm, 1e-5, 1e-5, False, True)
@@ -263,8 +263,7 @@ def test_torch_compile_without_graph_breaks(device):
 
 @pytest.mark.parametrize(
     ("count", "lead", "d", "queries", "dtype"),
-    [(3, (2, 3), 72, 7, BF16), (9, (70,), 96, 23, BF16), (1, (5,), 33, 1, FP32),
-     (16, (3,), 64, 5, FP16)],
+    [(3, (2, 3), 33, 7, BF16), (5, (66,), 64, 23, BF16), (16, (3,), 64, 5, FP32)],
     ids=str,
 )  # fmt: skip
 def test_two_phases(device, count, lead, d, queries, dtype):
@@ -314,9 +313,7 @@ def test_block_schedule(device, count):
     given = (embedding, queries, norms)
 
     def streamed(embedding, queries, norms, **options):
-        reads = BlockAttnRes(
-            embedding, queries, norms, sub_layers_per_block=per_block, **options
-        )
+        reads = BlockAttnRes(embedding, queries, norms, sub_layers_per_block=per_block, **options)
         y = None
         for sub_layer in sub_layers:
             y = sub_layer(reads.next(y))
@@ -391,16 +388,16 @@ def test_scalar_residual_as_an_operator(device):
     ("change", "match"),
     [
         (lambda v, q, n: (v.double(), q, n), "argument 'sources': dtype torch.float64"),
-        (lambda v, q, n: (v[0, 0], q, n), r"argument 'sources': shape \(8,\); it must be \[L, \.\.\."),
+        (lambda v, q, n: (v[0, 0], q, n), r"argument 'sources': shape \(8,\); it must be \["),
         (lambda v, q, n: (v[:0], q, n), r"argument 'sources': shape \(0, 4, 8\); it must be"),
         (lambda v, q, n: (v[..., :0], q, n), r"argument 'sources': shape \(3, 4, 0\)"),
         (lambda v, q, n: (v.repeat(1, 1, 1025), q, n), "with L >= 1 and 1 <= d <= 8192"),
         (lambda v, q, n: ([], q, n), "argument 'sources': expected 1 to 17 tensors.*got 0"),
-        (lambda v, q, n: ([v[0]] * 18, q, n), "argument 'sources': expected 1 to 17.*stack.*got 18"),
+        (lambda v, q, n: ([v[0]] * 18, q, n), "argument 'sources': expected 1 to 17.*got 18"),
         (lambda v, q, n: (7, q, n), "argument 'sources': expected 1 to 17 tensors.*got int"),
         (lambda v, q, n: ([v[0], 1], q, n), r"argument 'sources\[1\]': expected a tensor, got int"),
-        (lambda v, q, n: ([v[0], v[0, :2]], q, n), r"argument 'sources\[1\]': shape \(2, 8\) differs"),
-        (lambda v, q, n: ([v[0], v[1].half()], q, n), r"'sources\[1\]': dtype torch.float16 differs"),
+        (lambda v, q, n: ([v[0], v[0, :2]], q, n), r"'sources\[1\]': shape \(2, 8\) differs"),
+        (lambda v, q, n: ([v[0], v[1].half()], q, n), r"'sources\[1\]': dtype torch.float16"),
         (lambda v, q, n: ([v[0, :, :0]], q, n), r"'sources\[0\]': shape \(4, 0\); it must be"),
         (lambda v, q, n: (v, q[:3], n), r"argument 'query': shape \(3,\); .*needs \(8,\)"),
         (lambda v, q, n: (v, q, n[None]), r"argument 'norm_weight': shape \(1, 8\)"),
@@ -408,7 +405,7 @@ def test_scalar_residual_as_an_operator(device):
         (lambda v, q, n: (v, q, n.to("meta")), "argument 'norm_weight': device meta differs"),
         (lambda v, q, n: (v, q, None), "argument 'norm_weight': expected a tensor, got NoneType"),
         (lambda v, q, n: (v, q, n, 0.0), "argument 'eps': must be a positive number, got 0.0"),
-        (lambda v, q, n: (v, q, n, 1e-5, v), r"argument 'delta': shape .* differs from .*sources\[-1"),
+        (lambda v, q, n: (v, q, n, 1e-5, v), r"argument 'delta': shape .*sources\[-1"),
         (lambda v, q, n: (v, q, n, 1e-5, None, q[1:]), r"argument 'out_weight': shape \(7,\)"),
         (lambda v, q, n: (v, q, n, 1e-5, None, q, -1), "argument 'out_eps': must be a positive"),
     ],

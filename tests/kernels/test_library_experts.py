@@ -66,8 +66,7 @@ def check(tensors, routing, bounds, **betas):
         ((21, 6, 2, 64, 48, 16), torch.bfloat16),
         ((40, 3, 2, 64, 48, 64), torch.bfloat16),
         ((70, 2, 1, 64, 48, 128), torch.bfloat16),
-        ((21, 6, 2, 33, 17, 16), torch.float32),
-        ((9, 4, 4, 40, 48, 16), torch.float16),  # every token visits every expert
+        ((9, 4, 4, 33, 17, 16), torch.float16),  # every token visits every expert
     ],
     ids=str,
 )
@@ -125,7 +124,7 @@ def test_norm_of_the_sum(device):
     assert all(relative(a, b) < 1e-2 for a, b in zip(ours, theirs, strict=True))
     with torch.no_grad():
         fused = moe_experts(*tensors, routing, norm_weight=norm, eps=0.1)
-    torch.testing.assert_close(fused, out, rtol=8e-3, atol=1e-5)
+    torch.testing.assert_close(fused, out, rtol=8e-3, atol=1e-5)  # one unit of the last place
 
 
 def test_no_tokens(device):
@@ -178,7 +177,7 @@ def test_gradients_of_some(device):
     half = moe_experts(z.detach(), w13, w2.detach(), routing).square().sum()
     assert torch.equal(torch.autograd.grad(half, w13)[0], full[1])
     with torch.no_grad():
-        torch.testing.assert_close(moe_experts(z, w13, w2, routing, p).square().sum(), half)
+        assert torch.equal(moe_experts(z, w13, w2, routing, p).square().sum(), half)
 
 
 def test_results_do_not_vary(device):

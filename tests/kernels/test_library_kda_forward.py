@@ -52,22 +52,29 @@ def check(tensors, options, bound=None):
     return out, final
 
 
-@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
-@pytest.mark.parametrize("tokens", [1, 15, 16, 17, 63, 64, 65, 130])
-def test_lengths(device, tokens, dtype):
-    tensors, parameters = inputs((2, tokens, 3, 64, 64), dtype, device)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_lengths(device, dtype):
+    for tokens in (1, 15, 16, 17, 63, 64, 65, 130):
+        tensors, parameters = inputs((1, tokens, 2, 64, 64), dtype, device)
+        check(tensors, {**K3, **parameters})
+
+
+def test_batch_of_fp16(device):
+    tensors, parameters = inputs((2, 66, 3, 64, 64), torch.float16, device)
     check(tensors, {**K3, **parameters})
 
 
 @pytest.mark.gpu
-def test_thousand_tokens(device):
-    for dtype in BOUNDS:
-        tensors, parameters = inputs((1, 1000, 4, 128, 128), dtype, device)
-        check(tensors, {**K3, **parameters})
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+def test_many_chunks_and_heads(device, dtype):
+    if device == "cpu":
+        pytest.skip("too much for the emulator")
+    tensors, parameters = inputs((2, 1000, 48, 128, 128), dtype, device)
+    check(tensors, {**K3, **parameters})
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("keys", "values"), [(128, 128), (60, 100), (1, 3)])
+@pytest.mark.parametrize(("keys", "values"), [(128, 64), (60, 100), (1, 3)])
 def test_widths(device, keys, values, dtype):
     tensors, parameters = inputs((1, 70, 1, keys, values), dtype, device)
     initial = states(1, 1, keys, values, device)
@@ -77,8 +84,8 @@ def test_widths(device, keys, values, dtype):
 @pytest.mark.parametrize("columns", [64, 32])
 def test_wide_programs_of_the_scan(device, columns, monkeypatch):
     monkeypatch.setattr(kda_forward, "PROGRAMS", 0)
-    tensors, parameters = inputs((1, 140, 2, 128, 2 * columns), torch.bfloat16, device)
     monkeypatch.setattr(kda_forward, "WIDEST", columns)
+    tensors, parameters = inputs((1, 140, 1, 128, 2 * columns), torch.bfloat16, device)
     check(tensors, {**K3, **parameters})
 
 
@@ -107,8 +114,8 @@ def test_gates_at_their_ends(device):
 def test_keys_that_resemble_each_other(device):
     """Cosine 0.5 keeps most digits, 0.9 stays finite; hardly any decay, beta near 1."""
     for cosine, bound in ((0.5, 1e-2), (0.9, 0.5)):
-        tensors, parameters = inputs((1, 256, 1, 128, 64), torch.float32, device)
-        common = torch.randn(1, 1, 1, 128, device=device)
+        tensors, parameters = inputs((1, 130, 1, 64, 64), torch.float32, device)
+        common = torch.randn(1, 1, 1, 64, device=device)
         tensors[1] = cosine**0.5 * common + (1 - cosine) ** 0.5 * tensors[1]
         tensors[3] = tensors[3] - 9.0
         tensors[4] = tensors[4] + 3.0

@@ -61,22 +61,22 @@ def test_k3_widths(device, tokens):
     check(inputs((1, tokens, 2), torch.bfloat16, device))
 
 
-def test_fp32_output_without_and_with_gate(device):
-    tensors = inputs((2, 34, 2), torch.bfloat16, device)
-    assert check(tensors, out_dtype=torch.float32).dtype == torch.float32
-    check(tensors[:4], out_dtype=torch.float32)
+def test_fp32_output(device):
+    out = check(inputs((2, 34, 2), torch.bfloat16, device), out_dtype=torch.float32)
+    assert out.dtype == torch.float32
 
 
-def test_fp32_gate_of_fp16(device):
-    check(inputs((1, 33, 1), torch.float16, device, gate=torch.float32))
+def test_fp32_gate_of_fp16_and_none(device):
+    tensors = inputs((1, 33, 1), torch.float16, device, (16, 3, 16), torch.float32)
+    check(tensors)
+    check(tensors[:4])
 
 
-@pytest.mark.parametrize("widths", [(64, 64, 64), (40, 10, 24)], ids=str)
-def test_other_widths_with_rope_in_fp32(device, widths):
-    tensors = inputs((2, 20, 3), torch.float32, device, widths, gate=torch.float32)
-    rope = angles(20, widths[1], device)
-    check(tensors, rope=rope, scale=0.3)
-    plain = mla_attention(*tensors, rope=(rope[0] * 0 + 1, rope[1] * 0))
+def test_rope_in_fp32(device):
+    tensors = inputs((2, 20, 3), torch.float32, device, (40, 10, 24), torch.float32)
+    cos, sin = angles(20, 10, device)
+    check(tensors, rope=(cos, sin), scale=0.3)
+    plain = mla_attention(*tensors, rope=(cos * 0 + 1, sin * 0))
     torch.testing.assert_close(plain, mla_attention(*tensors))
 
 
@@ -98,7 +98,7 @@ def test_packed_sequences(device):
 def test_heads_in_groups(device, monkeypatch, programs):
     """One program sums the gradient of k_shared over several heads, the last over fewer."""
     monkeypatch.setattr(attention_backward, "SHARED_PROGRAMS", programs)
-    check(inputs((1, 9, 5), torch.float32, device, (16, 16, 16), torch.float32))
+    check(inputs((1, 9, 5), torch.float32, device, (40, 10, 24), torch.float32))
 
 
 def test_is_attention_on_expanded_keys(device):
@@ -143,16 +143,16 @@ def test_nothing_to_do(device, shape):
 
 
 def test_operators_are_sound(device):
-    tensors = inputs((1, 9, 2), torch.float32, device, (16, 8, 16), torch.float32)
+    tensors = inputs((1, 9, 2), torch.float32, device, (40, 10, 24), torch.float32)
     rest = (None, None, True, 0.25, 0.0, "tf32x3", torch.float32)
     torch.library.opcheck(torch.ops.minitriton.attention, (*tensors, *rest))
     q = tensors[0]
-    torch.library.opcheck(torch.ops.minitriton.rotate, (q, *angles(9, 8, device), 16, 1.0))
+    torch.library.opcheck(torch.ops.minitriton.rotate, (q, *angles(9, 10, device), 40, 1.0))
 
 
 def test_torch_compile_without_graph_breaks(device):
-    tensors = inputs((1, 20, 2), torch.float32, device, (16, 8, 16), torch.float32)
-    rope = angles(20, 8, device)
+    tensors = inputs((1, 20, 2), torch.float32, device, (40, 10, 24), torch.float32)
+    rope = angles(20, 10, device)
     compiled = torch.compile(
         lambda q, *others: mla_attention(q * 2, *others, rope=rope) * 3,
         fullgraph=True,
@@ -174,6 +174,7 @@ TURN = (torch.ones(4, 4), torch.zeros(4, 4))
     [
         (lambda q, k, s, v, g: (q[..., 0], k, s, v), {}, "argument 'q': shape .*must be"),
         (lambda q, k, s, v, g: (q, k[:, :1], s, v), {}, r"argument 'k_nope': .*\(1, 4, 2, any\)"),
+        (lambda q, k, s, v, g: (q, k[..., :9], s, v), {}, "argument 'k_nope': 9 channels"),
         (lambda q, k, s, v, g: (q, q, s, v), {}, "argument 'k_nope': 24 channels leave none of"),
         (lambda q, k, s, v, g: (q, k, s[..., :4], v), {}, r"argument 'k_shared': .*\(1, 4, 8\)"),
         (lambda q, k, s, v, g: (q, k, s.half(), v), {}, "argument 'k_shared': dtype .*differs"),

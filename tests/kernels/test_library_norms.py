@@ -19,8 +19,8 @@ BOUNDS = {
 }
 FP32, BF16, FP16 = BOUNDS
 COLUMNS = [
-    (1, FP32), (15, FP32), (128, FP32), (1000, FP32), (64, BF16), (128, BF16), (130, BF16),
-    (15, FP16), (128, FP16),
+    (1, FP32), (15, FP32), (128, FP32), (1000, FP32), (64, BF16), (128, BF16), (130, FP16),
+    (15, FP16),
 ]  # fmt: skip
 LEADING = [(1,), (3,), (65,), (2, 5)]
 
@@ -77,7 +77,7 @@ def test_one_dimension_and_the_longest_rows(device):
     compare(*inputs((3, 5000), torch.float32, device))
 
 
-@pytest.mark.parametrize("scale", [1e-20, 1e-6, 1e-3, 1e3, 1e15])
+@pytest.mark.parametrize("scale", [1e-20, 1e-3, 1e15])
 def test_magnitudes(device, scale):
     compare(*inputs((9, 130), torch.float32, device, scale))
     # a row of zeros is divided by sqrt(eps) and nothing else

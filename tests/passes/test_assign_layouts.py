@@ -96,3 +96,11 @@ def test_the_rows_of_a_softmax_stay_in_one_warp(kernel):
     )  # fmt: skip
     module = kern.compile()
     assert [int_array(dot, "mt.warps") for dot in ops_named(module, "mt.dot")] == [[4, 1]] * 2
+
+
+def test_a_sum_of_dots_has_one_layout(kernel):
+    kern = kernel(
+        tile_kernels.scores_in_two_parts, q="*fp16", k="*fp16", o="*fp32", BM=64, BN=64, D=32
+    )
+    module = kern.compile()
+    assert [int_array(dot, "mt.warps") for dot in ops_named(module, "mt.dot")] == [[4, 1]] * 2

@@ -121,6 +121,32 @@ def test_an_address_behind_a_loaded_tile_is_not_computed_ahead(kernel, names):
     assert any("address or mask" in text for text in remarks_of(module))
 
 
+def test_a_table_that_the_loop_writes_is_not_read_ahead(kernel, names):
+    table = np.array([2, 0, 0, 0], np.int32)
+    a, b = (np.random.default_rng(4).standard_normal((3, 32, 32)).astype(np.float16) for _ in "ab")
+    kern = kernel(
+        tile_kernels.table_of_pages_written, table="*i32", a="*fp16", b="*fp16", c="*fp32", n="i32",
+        B=32,
+    )  # fmt: skip
+    arrays = [table, a, b, np.zeros((32, 32), np.float32)]
+    module = kern.check(arrays, [3])
+    assert names(module).count("mt.async_copy") == 3  # b only
+    expected = sum(a[i - 1].astype(np.float32) @ b[i].astype(np.float32) for i in range(3))
+    np.testing.assert_allclose(kern.run(module, arrays, [3])[3], expected, atol=1e-2)
+
+
+def test_bytes_are_copied_ahead_although_arithmetic_follows(kernel, names):
+    rng = np.random.default_rng(5)
+    a = rng.integers(-9, 9, (3, 32, 32)).astype(np.int8)
+    b = rng.standard_normal((3, 32, 32)).astype(np.float16)
+    kern = kernel(tile_kernels.scaled_bytes, a="*i8", b="*fp16", c="*fp32", n="i32", B=32)
+    arrays = [a, b, np.zeros((32, 32), np.float32)]
+    module = kern.check(arrays, [3])
+    assert names(module).count("mt.async_copy") == 6
+    expected = sum(0.5 * a[i].astype(np.float32) @ b[i].astype(np.float32) for i in range(3))
+    np.testing.assert_allclose(kern.run(module, arrays, [3])[2], expected, atol=5e-2)
+
+
 def test_a_tile_that_stays_the_same_is_copied_once(kernel, names):
     kern, module, (table, a, b, c) = through_table(kernel, tile_kernels.fixed_operand)
     assert names(module).count("mt.async_copy") == 1 + 3

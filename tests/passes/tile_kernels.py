@@ -128,3 +128,33 @@ def fixed_operand(table, a, b, c, n, B: tl.constexpr):
         y = tl.load(b + i * B * B + r[:, None] * B + r[None, :])
         acc = tl.dot(x, y, acc)
     tl.store(c + r[:, None] * B + r[None, :], acc)
+
+
+def table_of_pages_written(table, a, b, c, n, B: tl.constexpr):
+    r = tl.arange(0, B)
+    acc = tl.zeros((B, B), tl.float32)
+    for i in tl.range(n, num_stages=3):
+        page = tl.load(table + i)
+        x = tl.load(a + page * B * B + r[:, None] * B + r[None, :])
+        y = tl.load(b + i * B * B + r[:, None] * B + r[None, :])
+        acc = tl.dot(x, y, acc)
+        tl.store(table + i + 1, (page + 1) % 3)
+    tl.store(c + r[:, None] * B + r[None, :], acc)
+
+
+def scaled_bytes(a, b, c, n, B: tl.constexpr):
+    r = tl.arange(0, B)
+    acc = tl.zeros((B, B), tl.float32)
+    for i in range(n):
+        x = tl.load(a + i * B * B + r[:, None] * B + r[None, :])
+        y = tl.load(b + i * B * B + r[:, None] * B + r[None, :])
+        acc = tl.dot((x.to(tl.float32) * 0.5).to(tl.float16), y, acc)
+    tl.store(c + r[:, None] * B + r[None, :], acc)
+
+
+def scores_in_two_parts(q, k, o, BM: tl.constexpr, BN: tl.constexpr, D: tl.constexpr):
+    rm, rn, rd = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, D)
+    at_q, at_k = q + rm[:, None] * 2 * D + rd[None, :], k + rn[None, :] * 2 * D + rd[:, None]
+    score = tl.dot(tl.load(at_q), tl.load(at_k))
+    score = tl.dot(tl.load(at_q + D), tl.load(at_k + D), score)
+    tl.store(o + rm, tl.max(score, 1))
