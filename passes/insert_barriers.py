@@ -4,12 +4,12 @@
 
 Requires: mt.offset on every op with memory. Ensures: on every path, loops included, a barrier lies
 between two accesses of overlapping bytes of which one writes. Accesses to one multi-buffer marked
-mt.pipelined are ordered by the pipeliner's own waits and barriers.
+mt.pipelined are ordered by the pipeliner's own waits and barriers, up to its mt.local_dealloc.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from minitriton.ir.mlir import ir
 from minitriton.ir.target import Target
@@ -100,6 +100,11 @@ class _Inserter:
                     state = State(state.pending | state.flying, state.flying)
                     if int_attribute(op, "pending") == 0:
                         state.flying = frozenset()
+                case "mt.local_dealloc":  # the same buffer may be filled anew by an outer loop
+                    own = hash(op.operands[0].owner.operation)
+                    ended = {replace(a, pipelined=None) if a.pipelined == own else a
+                             for a in state.pending}  # fmt: skip
+                    state = State(frozenset(ended), state.flying)
                 case _:
                     state = self._op(op, state)
         return state

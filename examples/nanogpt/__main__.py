@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import importlib.util
 import os
 import sys
 from collections.abc import Iterator
@@ -16,12 +17,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from examples.nanogpt.checkpoint import CheckpointError
 from examples.nanogpt.config import CONFIGS, Config
 from examples.nanogpt.data import Corpus, DataError, load_text, make_corpus
-from examples.nanogpt.engine import Engine, MiniTritonEngine, TorchEngine, first_seeds
-from examples.nanogpt.model import GPT, TIERS
-from examples.nanogpt.sample import generate
+from examples.nanogpt.engine import Engine, MiniTritonEngine, TorchEngine
+from examples.nanogpt.k3_model import K3, K3Twin
+from examples.nanogpt.model import GPT, TIERS, LanguageModel
+from examples.nanogpt.sample import encode_start, generate
 from examples.nanogpt.train import Record, Run, TrainingError
 from examples.nanogpt.twin import Twin
 
+COUNTS = ("steps", "batch", "context", "eval_every", "eval_batches", "accumulate")
 ENGINES = ("minitriton", "torch", "torch-compile", "torch-compile-graphs")
 
 
@@ -32,16 +35,18 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--config", choices=CONFIGS, default="shakespeare")
     parser.add_argument("--data", type=Path, help="a text in UTF-8 (default: tiny Shakespeare)")
-    parser.add_argument("--tier", choices=TIERS, default="bf16")
+    parser.add_argument("--tier", choices=TIERS, help="default: bf16, and fp32 for k3")
     parser.add_argument("--engine", choices=ENGINES, default="minitriton")
     parser.add_argument("--compare", choices=ENGINES[1:], help="train this one too, plot both")
     parser.add_argument("--same-masks", action="store_true", help="torch draws our dropout masks")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("runs/nanogpt"))
     parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint")
+    parser.add_argument("--overwrite", action="store_true", help="begin anew where a run is")
     parser.add_argument("--sample", type=int, default=200, help="tokens of text at the end")
+    parser.add_argument("--prompt", default="\n", help="what that text continues")
     parser.add_argument("--no-graph", action="store_true", help="no CUDA graph")
-    for name in ("steps", "batch", "context", "eval_every", "eval_batches"):
+    for name in COUNTS:
         parser.add_argument(f"--{name.replace('_', '-')}", type=int)
     parser.add_argument("--dropout", type=float)
     return parser.parse_args(arguments)
@@ -49,34 +54,55 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def configure(options: argparse.Namespace) -> Config:
     """The chosen configuration with what the command line changes."""
-    names = ("steps", "batch", "context", "eval_every", "eval_batches", "dropout")
+    names = (*COUNTS, "dropout")
     changes = {n: getattr(options, n) for n in names if getattr(options, n) is not None}
     config = dataclasses.replace(CONFIGS[options.config], **changes)
-    if config.context > 65_536 or config.context < 1 or config.batch < 1:
-        raise DataError(f"context {config.context} and batch {config.batch} must be positive")
+    for name in COUNTS:
+        if getattr(config, name) < 1:
+            raise TrainingError(f"--{name.replace('_', '-')} must be positive")
+    if not 0 <= config.dropout < 1:
+        raise TrainingError(f"--dropout must be at least 0 and below 1, got {config.dropout}")
+    if config.k3 is not None and config.dropout > 0:
+        raise TrainingError("K3 has no dropout; leave --dropout at 0")
     return config
 
 
+def choose_tier(options: argparse.Namespace, config: Config) -> str:
+    if config.k3 is None:
+        return options.tier or "bf16"
+    if options.tier not in (None, "fp32"):
+        raise TrainingError(f"the K3 model is trained in fp32 only; leave out --tier {options.tier}")
+    return "fp32"
+
+
 def make_engine(
-    name: str, config: Config, tokens: int, options: argparse.Namespace, device: str, rank: int,
-    ranks: int,
-) -> Engine:  # fmt: skip
+    name: str, config: Config, tokens: int, options: argparse.Namespace, device: str, ranks: int
+) -> Engine:
     """An engine whose weights depend on the seed alone."""
     torch.manual_seed(options.seed)
-    kind = GPT if name == "minitriton" else Twin
-    model = kind(config, tokens, options.tier)
-    model.seeds.copy_(first_seeds(config, options.seed, rank))
-    model = model.to(device)
-    batch = config.batch // ranks
+    ours = name == "minitriton"
+    kind: type[LanguageModel]
+    if config.k3 is None:
+        kind = GPT if ours else Twin
+    else:
+        kind = K3 if ours else K3Twin
+    model = kind(config, tokens, choose_tier(options, config)).to(device)
+    wrap = distribute if ranks > 1 else None
+    if ours:
+        graph = device == "cuda" and ranks == 1 and not options.no_graph
+        return MiniTritonEngine(model, config.batch // ranks, graph=graph, wrap=wrap)
     if isinstance(model, Twin):
         model.same_masks = options.same_masks
-        return TorchEngine(model, batch, name.removeprefix("torch").strip("-") or "eager")
-    wrap = None
-    if ranks > 1:
-        ids = [torch.cuda.current_device()] if device == "cuda" else None
-        wrap = lambda m: torch.nn.parallel.DistributedDataParallel(m, device_ids=ids)
-    graph = device == "cuda" and ranks == 1 and not options.no_graph
-    return MiniTritonEngine(model, batch, graph=graph, wrap=wrap)
+    mode = name.removeprefix("torch").strip("-") or "eager"
+    return TorchEngine(model, config.batch // ranks, mode, wrap)
+
+
+def distribute(model: torch.nn.Module) -> torch.nn.Module:
+    """Data parallel; buffers stay as they are, for each process draws dropout masks of its own."""
+    ids = [torch.cuda.current_device()] if torch.cuda.is_available() else None
+    return torch.nn.parallel.DistributedDataParallel(
+        model, device_ids=ids, broadcast_buffers=False
+    )
 
 
 @contextlib.contextmanager
@@ -93,11 +119,10 @@ def train(
     name: str, config: Config, corpus: Corpus, options: argparse.Namespace, device: str, rank: int,
     ranks: int,
 ) -> tuple[Engine, Record]:  # fmt: skip
-    engine = make_engine(name, config, corpus.tokeniser.tokens, options, device, rank, ranks)
+    engine = make_engine(name, config, corpus.tokeniser.tokens, options, device, ranks)
     identity = {
-        "engine_name": name, "tier": options.tier, "seed": options.seed, "ranks": ranks,
-        "config": dataclasses.asdict(config) | {"betas": list(config.betas)},
-        "corpus": corpus.digest,
+        "engine_name": name, "tier": engine.model.tier, "seed": options.seed, "ranks": ranks,
+        "corpus": corpus.digest, **config.flat(),
     }  # fmt: skip
     with progress_bar(config.steps, quiet=rank != 0) as bar:
         task = bar.add_task(name, total=config.steps, loss=float("nan"))
@@ -108,6 +133,11 @@ def train(
         )  # fmt: skip
         if options.resume:
             run.resume()
+        elif run.path.exists() and not options.overwrite:
+            raise TrainingError(
+                f"{run.path} is there: --resume continues that run, --overwrite begins anew, "
+                "--out goes elsewhere"
+            )
         record = run.train()
     return engine, record
 
@@ -133,25 +163,44 @@ def start_processes() -> tuple[int, int, str]:
     return int(os.environ.get("RANK", "0")), ranks, "cuda" if cuda else "cpu"
 
 
-def run(options: argparse.Namespace) -> None:
-    rank, ranks, device = start_processes()
-    config = configure(options)
-    if device == "cpu" and options.config not in ("tiny", "small"):
+def check(options: argparse.Namespace, config: Config, ranks: int, device: str) -> None:
+    """TrainingError for what would end badly only after hours."""
+    choose_tier(options, config)
+    if device == "cpu" and not config.in_emulator:
         raise TrainingError(
             f"no GPU: '{options.config}' would take days in the emulator; use --config tiny"
         )
-    if config.batch % ranks:
-        raise TrainingError(f"a batch of {config.batch} does not divide among {ranks} processes")
-    by_byte = options.config == "124m-shape"
-    corpus = make_corpus(load_text(options.data), config.context, by_byte, device)
+    if config.batch % (ranks * config.accumulate):
+        raise TrainingError(
+            f"a batch of {config.batch} does not divide among {ranks} processes that take it in "
+            f"{config.accumulate} parts"
+        )
+    if options.compare and importlib.util.find_spec("matplotlib") is None:
+        raise TrainingError("--compare plots with matplotlib: pip install minitriton[examples]")
+    if options.compare == options.engine:
+        raise TrainingError(f"--compare {options.compare} is the engine itself")
+
+
+def run(options: argparse.Namespace) -> None:
+    config = configure(options)
+    rank, ranks, device = start_processes()
+    check(options, config, ranks, device)
+    if ranks > 1 and rank > 0:
+        torch.distributed.barrier()  # the first process may have to download the text
+    text = load_text(options.data)
+    if ranks > 1 and rank == 0:
+        torch.distributed.barrier()
+    corpus = make_corpus(text, config.context, config.by_byte, device)
+    if options.sample > 0:
+        encode_start(corpus.tokeniser, options.prompt, config.context)
     names = [options.engine, *([options.compare] if options.compare else [])]
     records = {}
     for name in names:
         engine, records[name] = train(name, config, corpus, options, device, rank, ranks)
         if rank == 0:
             print(summary(name, config, records[name]))
-            if options.sample and name == "minitriton":
-                print(generate(engine.model, corpus.tokeniser, "\n", options.sample))
+            if options.sample > 0 and name == "minitriton":
+                print(generate(engine.model, corpus.tokeniser, options.prompt, options.sample))
     if rank == 0 and options.compare:
         from examples.nanogpt.plot import plot
 
@@ -165,13 +214,18 @@ def run(options: argparse.Namespace) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """0, or 2 with a message for what the user can mend."""
+    """0, or 2 with a message for what the user can mend, or 130 after an interruption."""
     options = parse(arguments)
     try:
         run(options)
     except (DataError, CheckpointError, TrainingError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print(
+            f"interrupted; --resume continues from a checkpoint in {options.out}", file=sys.stderr
+        )
+        return 130
     return 0
 
 

@@ -1,13 +1,14 @@
-"""Checkpoints that survive a kill at any moment: written beside, synced, then renamed."""
+"""Checkpoints that survive a kill at any moment and are read only if whole and of the same run."""
 
 from __future__ import annotations
 
-import os
-import tempfile
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from examples.nanogpt.files import replace_file
 
 FORMAT = "minitriton-nanogpt-1"
 
@@ -17,26 +18,23 @@ class CheckpointError(RuntimeError):
 
 
 def save(path: Path, content: dict[str, Any]) -> None:
-    """Replaces `path` as a whole; the old file stays until the new one is on disk."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, delete=False) as file:
-        try:
-            torch.save({"format": FORMAT, **content}, file)
-            file.flush()
-            os.fsync(file.fileno())
-            os.replace(file.name, path)
-        except BaseException:
-            os.unlink(file.name)
-            raise
+    """Replaces `path` as a whole; the old file stays until the new one is on the disk."""
+    replace_file(path, lambda file: torch.save({"format": FORMAT, **content}, file))
 
 
 def load(path: Path, device: str) -> dict[str, Any]:
     """The content of a checkpoint; CheckpointError for a file that is missing, cut or foreign."""
     if not path.exists():
-        raise CheckpointError(f"no checkpoint {path}")
+        raise CheckpointError(f"no checkpoint {path}: train without --resume first")
     try:
+        with zipfile.ZipFile(path) as parts:  # torch itself does not look at the checksums
+            damaged = parts.testzip()
+        if damaged is not None:
+            raise CheckpointError(f"{path} is damaged: the checksum of {damaged} is wrong")
         content = torch.load(path, map_location=device, weights_only=True)
-    except Exception as error:  # torch raises whatever its reader meets in a damaged file
+    except CheckpointError:
+        raise
+    except Exception as error:  # readers raise whatever they meet in a damaged file
         raise CheckpointError(f"{path} is damaged or no checkpoint: {error}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         found = content.get("format") if isinstance(content, dict) else type(content).__name__

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
+import http.client
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import torch
 
 import minitriton as triton
 import minitriton.language as tl
+from examples.nanogpt.files import replace_file
 
 SHAKESPEARE = (
     "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
@@ -98,7 +98,7 @@ def _download(to: Path) -> None:
     try:
         with urllib.request.urlopen(SHAKESPEARE, timeout=30) as answer:
             content = answer.read()
-    except OSError as error:
+    except (OSError, http.client.HTTPException) as error:
         raise DataError(
             f"cannot download {SHAKESPEARE}: {error}; give a text with --data PATH"
         ) from error
@@ -107,10 +107,7 @@ def _download(to: Path) -> None:
             f"{SHAKESPEARE} gave {len(content)} bytes with sha256 {_digest(content)}, not "
             f"{SHAKESPEARE_SHA256}; give a text with --data PATH"
         )
-    to.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=to.parent, delete=False) as file:
-        file.write(content)
-    os.replace(file.name, to)
+    replace_file(to, lambda file: file.write(content))
 
 
 def make_corpus(text: str, context: int, by_byte: bool, device: str) -> Corpus:
@@ -120,7 +117,8 @@ def make_corpus(text: str, context: int, by_byte: bool, device: str) -> Corpus:
     cut = len(numbers) * 9 // 10
     if len(numbers) - cut < context + 2:
         raise DataError(
-            f"{len(numbers)} tokens are too few: a tenth of them must exceed the context, {context}"
+            f"a text of {len(numbers)} tokens is too short: a tenth of it is for validation and "
+            f"must be longer than the context, {context}, by two"
         )
     return Corpus(
         tokeniser, numbers[:cut].to(device), numbers[cut:].to(device), _digest(text.encode())

@@ -9,17 +9,21 @@ with fp32 masters.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
 from examples.nanogpt.config import Config
+from minitriton.kernels.adamw import AdamW
 from minitriton.kernels.attention_packed import packed_attention
 from minitriton.kernels.cross_entropy import cross_entropy
 from minitriton.kernels.embedding import tied_embedding
 from minitriton.kernels.layer_norm import add_layer_norm
 from minitriton.kernels.linear import gelu_mlp, linear
 
-TIERS = ("fp32", "tf32", "bf16")
+PRECISIONS = {"fp32": "tf32x3", "ieee": "ieee", "tf32": "tf32", "bf16": "tf32x3"}  # by tier
+TIERS = tuple(PRECISIONS)
 
 
 class Norm(nn.Module):
@@ -55,37 +59,25 @@ class Layer(nn.Module):
         self.down = Matrix(width, 4 * width, into_stream, bias)
 
 
-class GPT(nn.Module):
-    """The model. tokens: how many the tokeniser has; tier: "fp32" (three tf32 products), "tf32" or
-    "bf16". Weights come from torch's global random generator, in one order for every tier."""
+class LanguageModel(nn.Module):
+    """What the models have in common. tokens: how many the tokeniser has; tier: "fp32" (three tf32
+    products), "ieee" (no tensor cores), "tf32" or "bf16". Weights come from torch's global random
+    generator, in one order for every tier."""
 
     seeds: torch.Tensor
 
-    def __init__(self, config: Config, tokens: int, tier: str = "bf16") -> None:
+    def __init__(self, config: Config, tokens: int, tier: str) -> None:
         super().__init__()
         if tier not in TIERS:
             raise ValueError(f"tier must be one of {', '.join(TIERS)}, got {tier!r}")
         self.config, self.tokens, self.tier = config, tokens, tier
-        self.dtype = torch.bfloat16 if tier == "bf16" else torch.float32
-        self.precision = "tf32" if tier == "tf32" else "tf32x3"
+        self.precision = PRECISIONS[tier]
         self.embedding = Matrix(config.padded(tokens), config.width, 0.02, bias=False)
-        self.positions = nn.Parameter(torch.randn(config.context, config.width) * 0.02)
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
-        self.norm = Norm(config.width, config.biases)
         self.register_buffer("seeds", torch.zeros(config.sites, dtype=torch.int64))
 
-    def decay_groups(self, weight_decay: float) -> list[dict[str, object]]:
-        """Parameter groups: matrices decay, vectors do not."""
-        matrices = [p for p in self.parameters() if p.dim() >= 2]
-        vectors = [p for p in self.parameters() if p.dim() < 2]
-        return [
-            {"params": matrices, "weight_decay": weight_decay},
-            {"params": vectors, "weight_decay": 0.0},
-        ]
-
-    def matrices(self) -> list[Matrix]:
-        """Every module whose weight a matrix product reads."""
-        return [m for m in self.modules() if isinstance(m, Matrix)]
+    @property
+    def device(self) -> torch.device:
+        return self.embedding.weight.device
 
     def forward(self, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Mean cross-entropy: ids, targets [B, T] of integers; a scalar."""
@@ -94,7 +86,55 @@ class GPT(nn.Module):
 
     def logits(self, ids: torch.Tensor) -> torch.Tensor:
         """[B, T, padded vocabulary]; columns from `tokens` on mean nothing."""
+        raise NotImplementedError
+
+    def decay_groups(self) -> list[dict[str, Any]]:
+        """Parameter groups: matrices decay, vectors do not."""
+        return [
+            {
+                "params": [p for p in self.parameters() if (p.dim() >= 2) == decays],
+                "weight_decay": self.config.weight_decay if decays else 0.0,
+            }
+            for decays in (True, False)
+        ]
+
+    def make_optimizer(self) -> Any:
+        """An optimizer of all parameters, by our kernels; tells matrices of their copies."""
+        raise NotImplementedError
+
+    def after_backward(self) -> None:
+        """Called after every backward pass."""
+
+    def after_step(self) -> None:
+        """Called after every step of the optimizer."""
+
+
+class GPT(LanguageModel):
+    """The model, see `LanguageModel`."""
+
+    def __init__(self, config: Config, tokens: int, tier: str = "bf16") -> None:
+        super().__init__(config, tokens, tier)
+        self.dtype = torch.bfloat16 if tier == "bf16" else torch.float32
+        self.positions = nn.Parameter(torch.randn(config.context, config.width) * 0.02)
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
+        self.norm = Norm(config.width, config.biases)
+
+    def make_optimizer(self) -> AdamW:
+        config, low = self.config, None if self.dtype == torch.float32 else self.dtype
+        groups = self.decay_groups()
+        optimizer = AdamW(
+            groups, lr=0.0, betas=config.betas, max_norm=config.max_norm, low=low
+        )  # fmt: skip
+        if low is not None:
+            for matrix in (m for m in self.modules() if isinstance(m, Matrix)):
+                matrix.low = optimizer.low_of(matrix.weight)
+        return optimizer
+
+    def logits(self, ids: torch.Tensor) -> torch.Tensor:
+        """See `LanguageModel`; ValueError for more tokens than there are positions."""
         config = self.config
+        if ids.shape[-1] > config.context:
+            raise ValueError(f"{ids.shape[-1]} tokens; the model's context is {config.context}")
         p = config.dropout if self.training else 0.0
         seeds = self.seeds.split(1)
         stream, head = tied_embedding(

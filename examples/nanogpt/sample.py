@@ -6,8 +6,8 @@ import torch
 
 import minitriton as triton
 import minitriton.language as tl
-from examples.nanogpt.data import Tokeniser
-from examples.nanogpt.model import GPT
+from examples.nanogpt.data import DataError, Tokeniser
+from examples.nanogpt.model import LanguageModel
 
 
 @triton.jit
@@ -39,17 +39,31 @@ def choose(
     return out
 
 
+def encode_start(tokeniser: Tokeniser, start: str, context: int) -> list[int]:
+    """The tokens of a text (or a line's end) that a model of this context can continue."""
+    numbers = tokeniser.encode(start or "\n")
+    if len(numbers) > context:
+        raise DataError(
+            f"a text of {len(numbers)} tokens to continue; the model's context is {context}: "
+            "shorten it"
+        )
+    return numbers
+
+
 @torch.no_grad()
 def generate(
-    model: GPT, tokeniser: Tokeniser, start: str, length: int, *, temperature: float = 0.8,
-    seed: int = 0,
+    model: LanguageModel, tokeniser: Tokeniser, start: str, length: int, *,
+    temperature: float = 0.8, seed: int = 0,
 ) -> str:  # fmt: skip
-    """`start` and `length` more tokens; only the last `context` tokens are looked at."""
-    numbers = tokeniser.encode(start or "\n")
-    device, context = model.positions.device, model.config.context
+    """`start` (or a line's end) and `length` more tokens, each from the last `context` before it.
+
+    DataError if `start` is longer than the model's context, or has unknown characters.
+    """
+    context = model.config.context
+    numbers = encode_start(tokeniser, start, context)
     model.eval()
     for step in range(length):
-        ids = torch.tensor([numbers[-context:]], dtype=torch.int32, device=device)
+        ids = torch.tensor([numbers[-context:]], dtype=torch.int32, device=model.device)
         last = model.logits(ids)[:, -1]
         numbers.append(int(choose(last, model.tokens, temperature, seed, step)))
     model.train()

@@ -15,7 +15,8 @@ import torch
 from examples.nanogpt import checkpoint
 from examples.nanogpt.config import Config
 from examples.nanogpt.data import Corpus, offsets
-from examples.nanogpt.engine import Engine, evaluate, learning_rate
+from examples.nanogpt.engine import Engine, evaluate, first_seeds, learning_rate
+from examples.nanogpt.files import replace_file
 
 LOOK_EVERY = 50  # steps between looks at the losses, which wait for the device
 
@@ -69,7 +70,14 @@ class Run:
     def __post_init__(self) -> None:
         self.record = Record()
         self.done = 0
+        self._kept: int | None = None  # the step of the last checkpoint
         self._fresh: list[torch.Tensor] = []
+        self._seed_masks()
+
+    def _seed_masks(self) -> None:
+        """Each process and each step has dropout masks of its own."""
+        seeds = first_seeds(self.config, self.seed, self.rank, self.done)
+        self.engine.model.seeds.copy_(seeds)
 
     @property
     def path(self) -> Path:
@@ -83,7 +91,8 @@ class Run:
         checkpoint.expect_same(self.path, content, self.identity)
         self.engine.load_state_dict(content["engine"])
         self.record = Record.from_dict(content["record"])
-        self.done = content["step"]
+        self.done = self._kept = content["step"]
+        self._seed_masks()
 
     def train(self, until: int | None = None) -> Record:
         """Steps up to `until` (all of them by default); TrainingError if a loss is not finite."""
@@ -114,14 +123,17 @@ class Run:
         """Fetches the losses since the last look; stops where one is not finite."""
         if not self._fresh:
             return
-        losses = torch.stack(self._fresh).tolist()
+        parts = torch.stack(self._fresh)  # [steps, parts of a batch]
         self._fresh = []
+        if self.ranks > 1:  # so that all processes see, and stop at, the same numbers
+            torch.distributed.all_reduce(parts)
+        losses = [math.fsum(row) / (len(row) * self.ranks) for row in parts.tolist()]
         for loss in losses:
             if not math.isfinite(loss):
                 step = len(self.record.losses)
                 kept = "no checkpoint was written"
-                if self.folder is not None and self.path.exists():
-                    kept = f"the last good checkpoint is {self.path}"
+                if self._kept is not None:
+                    kept = f"the last good checkpoint is {self.path}, at step {self._kept}"
                 raise TrainingError(f"the loss at step {step} is {loss}; {kept}")
             self.record.losses.append(loss)
         self.progress(self.done, losses[-1])
@@ -147,7 +159,10 @@ class Run:
 
     def _save(self) -> None:
         self._look()
-        if self.rank != 0 or self.folder is None:
+        if self.folder is None:
+            return
+        self._kept = self.done
+        if self.rank != 0:
             return
         checkpoint.save(
             self.path,
@@ -156,4 +171,5 @@ class Run:
                 "record": self.record.as_dict(), "alphabet": self.corpus.tokeniser.alphabet,
             },
         )  # fmt: skip
-        (self.folder / "record.json").write_text(json.dumps(self.record.as_dict()) + "\n")
+        numbers = json.dumps(self.record.as_dict()) + "\n"
+        replace_file(self.folder / "record.json", lambda file: file.write(numbers.encode()))

@@ -9,19 +9,49 @@ in nanoGPT.
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 import torch
 from torch.nn import functional as F
 
-from examples.nanogpt.model import GPT, Matrix, Norm
-from minitriton.kernels.attention import attention_dropout_mask
-from minitriton.kernels.dropout import dropout_reference
+from examples.nanogpt.masks import attention_mask, element_mask
+from examples.nanogpt.model import GPT, LanguageModel, Matrix, Norm
+
+
+class ClippedAdamW:
+    """torch's AdamW after its clipping of the norm of all gradients."""
+
+    def __init__(self, model: LanguageModel, groups: list[dict[str, Any]]) -> None:
+        self.params = [p for group in groups for p in group["params"]]
+        self.max_norm = model.config.max_norm
+        fused = model.device.type == "cuda"
+        self.adamw = torch.optim.AdamW(groups, lr=0.0, betas=model.config.betas, fused=fused)
+
+    def set_lr(self, lr: float) -> None:
+        for group in self.adamw.param_groups:
+            group["lr"] = lr
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.adamw.zero_grad(set_to_none)
+
+    def step(self) -> None:
+        torch.nn.utils.clip_grad_norm_(self.params, self.max_norm)
+        self.adamw.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.adamw.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.adamw.load_state_dict(state)
 
 
 class Twin(GPT):
     """`GPT` computed by torch; in the tf32 tier, set torch.backends.cuda.matmul.allow_tf32."""
 
     same_masks = False
+
+    def make_optimizer(self) -> ClippedAdamW:  # type: ignore[override]
+        return ClippedAdamW(self, self.decay_groups())
 
     def forward(self, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Mean cross-entropy, as `GPT.forward`."""
@@ -44,13 +74,16 @@ class Twin(GPT):
     def _autocast(self) -> contextlib.AbstractContextManager[object]:
         if self.tier != "bf16":
             return contextlib.nullcontext()
-        return torch.autocast(self.positions.device.type, torch.bfloat16)
+        return torch.autocast(self.device.type, torch.bfloat16)
 
     def _dropout(self, x: torch.Tensor, seed: torch.Tensor) -> torch.Tensor:
         p = self.config.dropout
         if not self.training or p == 0:
             return x
-        return dropout_reference(x, p, seed) if self.same_masks else F.dropout(x, p)
+        if not self.same_masks:
+            return F.dropout(x, p)
+        keep = _drawn(element_mask, x.is_cuda)(seed, x[..., 0].numel(), x.shape[-1], p)
+        return torch.where(keep.view(x.shape), x / (1 - p), 0.0)
 
     def _attention(self, qkv: torch.Tensor, seed: torch.Tensor) -> torch.Tensor:
         batch, length, _ = qkv.shape
@@ -60,11 +93,16 @@ class Twin(GPT):
             scores = (q @ k.mT) * q.shape[-1] ** -0.5
             later = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)
             shares = scores.masked_fill(later, -float("inf")).softmax(-1)
-            mask = attention_dropout_mask(int(seed), (batch, heads, length, length), p)
-            out = (shares * mask.to(q.device) / (1 - p)).to(v.dtype) @ v
+            keep = _drawn(attention_mask, q.is_cuda)(seed, batch * heads, length, length, p)
+            out = (shares * keep.view(scores.shape) / (1 - p)).to(v.dtype) @ v
         else:
             out = F.scaled_dot_product_attention(q, k, v, dropout_p=p, is_causal=True)
         return out.transpose(1, 2).flatten(2)
+
+
+def _drawn(mask: Any, compiled: bool) -> Any:
+    """The function that draws a mask, as one kernel where that can be had."""
+    return torch.compile(mask, dynamic=False) if compiled else mask
 
 
 def _norm(x: torch.Tensor, norm: Norm) -> torch.Tensor:

@@ -20,22 +20,7 @@ import torch
 import minitriton as triton
 import minitriton.language as tl
 from minitriton.kernels.checks import KernelArgumentError
-
-CHUNK = 2048  # elements that a program updates; every parameter begins at a multiple
-FAN = 32  # gradients per launch
-
-
-@triton.jit
-def _gradient(grads, present, chunk, tensor_ptr, first_ptr, size_ptr, base, CHUNK: tl.constexpr):
-    """A chunk's parameter, its elements, its gradient, and where there is one."""
-    tensor = tl.load(tensor_ptr + chunk)
-    local = tensor - base
-    source = grads[0]
-    for i in tl.static_range(1, len(grads)):
-        source = tl.where(local == i, grads[i], source)
-    at = tl.load(first_ptr + chunk) + tl.arange(0, CHUNK)
-    mask = (at < tl.load(size_ptr + tensor)) & (((present >> local) & 1) != 0)
-    return tensor, at, tl.load(source + at, mask=mask, other=0.0), mask
+from minitriton.kernels.chunks import CHUNK, Chunks, gradient_chunk
 
 
 @triton.jit
@@ -44,7 +29,7 @@ def _square_kernel(
     CHUNK: tl.constexpr,
 ):  # fmt: skip
     chunk = chunks + tl.program_id(0)
-    _, _, g, _ = _gradient(grads, present, chunk, tensor_ptr, first_ptr, size_ptr, base, CHUNK)
+    _, _, g, _ = gradient_chunk(grads, present, chunk, tensor_ptr, first_ptr, size_ptr, base, CHUNK)
     tl.store(partial_ptr + chunk, tl.sum(g * g, 0))
 
 
@@ -79,7 +64,7 @@ def _update_kernel(
     CHUNK: tl.constexpr,
 ):  # fmt: skip
     chunk = chunks + tl.program_id(0)
-    tensor, _, g, mask = _gradient(
+    tensor, _, g, mask = gradient_chunk(
         grads, present, chunk, tensor_ptr, first_ptr, size_ptr, base, CHUNK
     )
     flat = chunk.to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
@@ -131,8 +116,7 @@ class AdamW(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
         self._sealed = True
         self.betas, self.eps, self.max_norm = betas, eps, max_norm
-        self._params = [p for group in self.param_groups for p in group["params"]]
-        _check_params(self._params)
+        self._chunks = Chunks([p for group in self.param_groups for p in group["params"]])
         self._lay_out(low)
         self.set_lr()
 
@@ -143,58 +127,44 @@ class AdamW(torch.optim.Optimizer):
         super().add_param_group(param_group)
 
     def _lay_out(self, low: torch.dtype | None) -> None:
-        """Flat buffers, and the tables that say whose each chunk is."""
-        device = self._params[0].device
-        chunks = [triton.cdiv(p.numel(), CHUNK) for p in self._params]
-        self._first_chunk = [sum(chunks[:i]) for i in range(len(chunks) + 1)]
-        n = self._first_chunk[-1] * CHUNK
-        self._data, self._mean, self._square = (
-            torch.zeros(n, dtype=torch.float32, device=device) for _ in range(3)
-        )
-        self._low = None if low is None else torch.zeros(n, dtype=low, device=device)
-        tensors = [i for i, count in enumerate(chunks) for _ in range(count)]
-        firsts = [CHUNK * j for count in chunks for j in range(count)]
+        """Flat buffers, and what the kernels know of each parameter."""
+        self._data, self._mean, self._square = (self._chunks.new() for _ in range(3))
+        self._low = None if low is None else self._chunks.new(low)
+        device = self._data.device
         groups = [g for g, group in enumerate(self.param_groups) for _ in group["params"]]
         decays = [
             float(group["weight_decay"]) for group in self.param_groups for _ in group["params"]
         ]
-        self._tensor = torch.tensor(tensors, dtype=torch.int32, device=device)
-        self._first = torch.tensor(firsts, dtype=torch.int64, device=device)
-        self._size = torch.tensor(
-            [p.numel() for p in self._params], dtype=torch.int64, device=device
-        )
         self._group = torch.tensor(groups, dtype=torch.int32, device=device)
         self._decay = torch.tensor(decays, dtype=torch.float32, device=device)
-        self._partial = torch.zeros(len(tensors), dtype=torch.float32, device=device)
+        self._partial = torch.zeros(self._chunks.count, dtype=torch.float32, device=device)
         self._scalars = torch.ones(4, dtype=torch.float32, device=device)
         self._step = torch.zeros(1, dtype=torch.float32, device=device)
         self._lr = torch.zeros(len(self.param_groups), dtype=torch.float32, device=device)
         self._given_lr: list[float] = []
-        for i, p in enumerate(self._params):
-            view = self._view(self._data, i)
+        for i, p in enumerate(self._chunks.params):
+            view = self._chunks.view(self._data, i)
             view.copy_(p.data)
             p.data = view
             if self._low is not None:
-                self._view(self._low, i).copy_(p.data)
+                self._chunks.view(self._low, i).copy_(p.data)
         self._expose_state()
 
     def _expose_state(self) -> None:
-        for i, p in enumerate(self._params):
+        for i, p in enumerate(self._chunks.params):
             self.state[p] = {
                 "step": self._step[0],
-                "exp_avg": self._view(self._mean, i),
-                "exp_avg_sq": self._view(self._square, i),
+                "exp_avg": self._chunks.view(self._mean, i),
+                "exp_avg_sq": self._chunks.view(self._square, i),
             }
-
-    def _view(self, flat: torch.Tensor, index: int) -> torch.Tensor:
-        p, begin = self._params[index], self._first_chunk[index] * CHUNK
-        return flat[begin : begin + p.numel()].view(p.shape)
 
     def low_of(self, param: torch.Tensor) -> torch.Tensor:
         """The low-precision copy of a parameter: one tensor for ever, refreshed by every step."""
         if self._low is None:
             raise KernelArgumentError("argument 'low': no copies; construct AdamW(..., low=dtype)")
-        return self._view(self._low, next(i for i, p in enumerate(self._params) if p is param))
+        return self._chunks.view(
+            self._low, next(i for i, p in enumerate(self._chunks.params) if p is param)
+        )
 
     def refresh_low(self) -> None:
         """Makes the copies again, after parameters were written by hand or loaded."""
@@ -224,12 +194,12 @@ class AdamW(torch.optim.Optimizer):
                 loss = closure()
         if not (self._data.is_cuda and torch.cuda.is_current_stream_capturing()):
             self.set_lr()
-        launches = [self._grads(base) for base in range(0, len(self._params), FAN)]
+        launches = self._chunks.launches(self._mean)
+        tables = self._chunks.tables
         if self.max_norm is not None:
             for grads, base, present, chunks, count in launches:
                 _square_kernel[(count,)](
-                    grads, self._partial, self._tensor, self._first, self._size, chunks, base,
-                    present, CHUNK=CHUNK,
+                    grads, self._partial, *tables, chunks, base, present, CHUNK=CHUNK
                 )  # fmt: skip
         _prepare_kernel[(1,)](
             self._partial, self._step, self._scalars, self._partial.numel(), self.max_norm or 0.0,
@@ -238,20 +208,10 @@ class AdamW(torch.optim.Optimizer):
         for grads, base, present, chunks, count in launches:
             _update_kernel[(count,)](
                 grads, self._data, self._mean, self._square, self._low, self._scalars, self._lr,
-                self._decay, self._group, self._tensor, self._first, self._size, chunks, base,
-                present, *self.betas, self.eps, CHUNK=CHUNK,
+                self._decay, self._group, *tables, chunks, base, present, *self.betas, self.eps,
+                CHUNK=CHUNK,
             )  # fmt: skip
         return loss
-
-    def _grads(self, base: int) -> tuple[tuple[torch.Tensor, ...], int, int, int, int]:
-        """What a launch needs for parameters base .. base + FAN: gradients, base, a bit for each
-        that is there, the first chunk and the number of chunks."""
-        part = self._params[base : base + FAN]
-        grads = [self._mean if p.grad is None else _dense(p) for p in part]
-        present = sum(1 << i for i, p in enumerate(part) if p.grad is not None)
-        first, last = self._first_chunk[base], self._first_chunk[base + len(part)]
-        padded = (*grads, *[grads[0]] * (FAN - len(grads)))
-        return padded, base, present, first, last - first
 
     def state_dict(self) -> dict[str, Any]:
         """As torch.optim.AdamW's: a step count of its own for every parameter."""
@@ -263,10 +223,10 @@ class AdamW(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes a state dict of this class or of torch.optim.AdamW with the same parameters."""
         super().load_state_dict(state_dict)
-        loaded = [self.state.get(p, {}) for p in self._params]
+        loaded = [self.state.get(p, {}) for p in self._chunks.params]
         for i, state in enumerate(loaded):
             for name, flat in (("exp_avg", self._mean), ("exp_avg_sq", self._square)):
-                view = self._view(flat, i)
+                view = self._chunks.view(flat, i)
                 view.copy_(state[name]) if name in state else view.zero_()
         steps = {float(state["step"]) for state in loaded if "step" in state}
         if len(steps) > 1:
@@ -277,13 +237,6 @@ class AdamW(torch.optim.Optimizer):
         self._expose_state()
         self._given_lr = []
         self.set_lr()
-
-
-def _dense(p: torch.Tensor) -> torch.Tensor:
-    assert p.grad is not None
-    if p.grad.is_sparse:
-        raise KernelArgumentError("argument 'params': sparse gradients; use dense ones")
-    return p.grad.contiguous()
 
 
 def _check_options(
@@ -299,17 +252,3 @@ def _check_options(
     for name, value, fits, rule in checks:
         if not fits:
             raise KernelArgumentError(f"argument '{name}': {rule}, got {value!r}")
-
-
-def _check_params(params: list[torch.Tensor]) -> None:
-    if not params:
-        raise KernelArgumentError("argument 'params': no parameters")
-    for p in params:
-        if p.dtype != torch.float32:
-            raise KernelArgumentError(
-                f"argument 'params': dtype {p.dtype}; parameters must be float32 masters"
-            )
-        if p.device != params[0].device:
-            raise KernelArgumentError(
-                f"argument 'params': devices {params[0].device} and {p.device}; use one"
-            )

@@ -330,5 +330,5 @@ def _tiles(plan: Plan, element_size: int) -> tuple[Tile, Tile]:
     if widest <= 128:
         return (32, 64, 8, 2), (64, 32, 8, 2)
     if plan.TILE <= 128 and plan.V_TILE <= 128:
-        return (16, 64, 8, 2), (64, 32, 8, 2)
+        return (32 if plan.SHARED and not plan.PACKED else 16, 64, 8, 2), (64, 32, 8, 2)
     return (16, 32, 8, 2), (32, 16, 8, 2)

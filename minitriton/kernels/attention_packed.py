@@ -14,7 +14,12 @@ from typing import Any
 import torch
 
 from minitriton.kernels import attention_backward, attention_forward, checks
-from minitriton.kernels.attention import attention_reference, check_bool, check_settings, check_width
+from minitriton.kernels.attention import (
+    attention_reference,
+    check_bool,
+    check_settings,
+    check_width,
+)
 from minitriton.kernels.attention_tiles import Operands, Plan, aligned, channel_tiles
 from minitriton.kernels.checks import KernelArgumentError
 
@@ -52,9 +57,7 @@ def packed_attention_reference(
     seed: int | torch.Tensor = 0,
 ) -> torch.Tensor:
     """`packed_attention` in plain torch, in the dtype of qkv."""
-    out, _ = attention_reference(
-        *_parts(qkv, heads), causal=causal, dropout=dropout, seed=seed
-    )
+    out, _ = attention_reference(*_parts(qkv, heads), causal=causal, dropout=dropout, seed=seed)
     return out.flatten(2)
 
 
@@ -64,8 +67,7 @@ def _check(qkv: object, heads: object) -> torch.Tensor:
     count = checks.whole("heads", heads, MOST_HEADS)
     if tensor.dim() != 3 or tensor.shape[2] == 0 or tensor.shape[2] % (3 * count):
         raise KernelArgumentError(
-            f"argument 'qkv': shape {tuple(tensor.shape)}; {count} heads need [B, T, "
-            f"{3 * count} D]"
+            f"argument 'qkv': shape {tuple(tensor.shape)}; {count} heads need [B, T, {3 * count} D]"
         )
     check_width("qkv", tensor.shape[2] // (3 * count))
     return _parts(tensor, count)[0]
@@ -73,9 +75,7 @@ def _check(qkv: object, heads: object) -> torch.Tensor:
 
 def _parts(qkv: torch.Tensor, heads: int) -> tuple[torch.Tensor, ...]:
     """Views of the queries, keys and values, [B, T, heads, D] each."""
-    batch, tokens, width = qkv.shape
-    parts = qkv.unflatten(2, (3, heads, width // (3 * heads)))
-    return parts.unbind(2)
+    return qkv.unflatten(2, (3, heads, qkv.shape[2] // (3 * heads))).unbind(2)
 
 
 def _call(

@@ -22,6 +22,7 @@ import minitriton as triton
 from minitriton.kernels import checks
 from minitriton.kernels.attn_res_kernels import backward_kernel, forward_kernel
 from minitriton.kernels.checks import KernelArgumentError
+from minitriton.kernels.operator import operator
 from minitriton.kernels.rows import rows_of
 
 WIDEST = 8192  # elements of a row, all of them in one tile
@@ -188,7 +189,7 @@ def shape_of_program(values: torch.Tensor, light: bool) -> dict[str, int]:
     return {"BLOCK": block, "num_warps": max(1, block // 512)}
 
 
-@torch.library.custom_op("minitriton::attn_res", mutates_args=())
+@operator("attn_res")
 def _mix_op(
     sources: Sequence[torch.Tensor], query: torch.Tensor, norm_weight: torch.Tensor,
     delta: torch.Tensor | None, out_weight: torch.Tensor | None, eps: float, out_eps: float,
@@ -225,7 +226,7 @@ def _empty_outputs(
     return out, total, mixed, stats
 
 
-@torch.library.custom_op("minitriton::attn_res_backward", mutates_args=())
+@operator("attn_res_backward")
 def _mix_backward_op(
     grad: torch.Tensor, grad_sum: torch.Tensor | None, grad_mixed: torch.Tensor | None,
     sources: Sequence[torch.Tensor], query: torch.Tensor, norm_weight: torch.Tensor,

@@ -30,6 +30,7 @@ from minitriton.kernels.attn_res import (
     table,
 )
 from minitriton.kernels.attn_res_kernels import merge_kernel, pick
+from minitriton.kernels.operator import operator
 from minitriton.kernels.rows import rows_of
 
 MOST_QUERIES = 32
@@ -218,7 +219,7 @@ def attn_res_phase1_reference(
     return m, weights.sum(1), torch.einsum("ql...,l...d->q...d", weights, values)
 
 
-@torch.library.custom_op("minitriton::attn_res_phase1", mutates_args=())
+@operator("attn_res_phase1")
 def _phase1_op(
     bank: Sequence[torch.Tensor], queries: torch.Tensor, norm_weights: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -259,7 +260,7 @@ def _empty_phase1(
     return m, torch.empty_like(m), bank[0].new_empty(shape)
 
 
-@torch.library.custom_op("minitriton::attn_res_merge", mutates_args=())
+@operator("attn_res_merge")
 def _merge_op(
     m: torch.Tensor, total: torch.Tensor, acc: torch.Tensor, prefix: torch.Tensor,
     query: torch.Tensor, norm_weight: torch.Tensor, delta: torch.Tensor | None,

@@ -20,6 +20,7 @@ import minitriton as triton
 import minitriton.language as tl
 from minitriton.kernels import checks
 from minitriton.kernels.checks import KernelArgumentError
+from minitriton.kernels.operator import operator
 
 TILE = 4096  # elements that a program holds
 
@@ -54,9 +55,7 @@ def _forward_kernel(
 
 
 @triton.jit
-def _mean_kernel(
-    loss_ptr, target_ptr, mean_ptr, counted_ptr, rows, ignored, BLOCK: tl.constexpr
-):
+def _mean_kernel(loss_ptr, target_ptr, mean_ptr, counted_ptr, rows, ignored, BLOCK: tl.constexpr):
     total = tl.zeros([BLOCK], tl.float32)
     count = tl.zeros([BLOCK], tl.int32)
     for first in range(0, rows, BLOCK):
@@ -71,8 +70,8 @@ def _mean_kernel(
 
 @triton.jit
 def _backward_kernel(
-    grad_ptr, x_ptr, target_ptr, stats_ptr, counted_ptr, dx_ptr, stride, rows, columns, width, ignored,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    grad_ptr, x_ptr, target_ptr, stats_ptr, counted_ptr, dx_ptr, stride, rows, columns, width,
+    ignored, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
@@ -138,7 +137,7 @@ def _dense(x: torch.Tensor) -> torch.Tensor:
     return x if x.stride(1) == 1 else x.contiguous()
 
 
-@torch.library.custom_op("minitriton::cross_entropy", mutates_args=())
+@operator("cross_entropy")
 def _op(
     logits: torch.Tensor, targets: torch.Tensor, classes: int, ignore: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -156,7 +155,7 @@ def _op(
     return mean, counted, stats
 
 
-@torch.library.custom_op("minitriton::cross_entropy_backward", mutates_args=())
+@operator("cross_entropy_backward")
 def _backward_op(
     grad: torch.Tensor, logits: torch.Tensor, targets: torch.Tensor, counted: torch.Tensor,
     stats: torch.Tensor, classes: int, ignore: int,

@@ -15,6 +15,7 @@ import torch
 import minitriton as triton
 import minitriton.language as tl
 from minitriton.kernels import checks
+from minitriton.kernels.operator import operator
 from minitriton.kernels.philox import philox_words, threshold_of
 from minitriton.kernels.rows import rows_of
 
@@ -108,7 +109,7 @@ def masked_gradient(grad: torch.Tensor, probability: float, seed: torch.Tensor) 
     return _dropout_op(grad, probability, seed)
 
 
-@torch.library.custom_op("minitriton::dropout", mutates_args=())
+@operator("dropout")
 def _dropout_op(x: torch.Tensor, probability: float, seed: torch.Tensor) -> torch.Tensor:
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if out.numel() == 0:

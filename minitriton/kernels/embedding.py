@@ -25,6 +25,7 @@ from minitriton.kernels.dropout import (
     masked_gradient,
 )
 from minitriton.kernels.gemm import sum_partials
+from minitriton.kernels.operator import operator
 from minitriton.kernels.philox import threshold_of
 
 TOKENS, CHANNELS = 4, 256  # tile of the forward kernel
@@ -196,7 +197,7 @@ def _out(ids: torch.Tensor, weight: torch.Tensor, out_dtype: torch.dtype) -> tor
     return torch.empty(*ids.shape, weight.shape[1], dtype=out_dtype, device=weight.device)
 
 
-@torch.library.custom_op("minitriton::embedding", mutates_args=())
+@operator("embedding")
 def _op(
     ids: torch.Tensor, weight: torch.Tensor, positions: torch.Tensor | None, dropout: float,
     seed: torch.Tensor | None, out_dtype: torch.dtype,
@@ -214,7 +215,7 @@ def _op(
     return out
 
 
-@torch.library.custom_op("minitriton::embedding_backward", mutates_args=())
+@operator("embedding_backward")
 def _backward_op(
     grad: torch.Tensor, ids: torch.Tensor, weight: torch.Tensor, positions: torch.Tensor | None,
     dropout: float, seed: torch.Tensor | None,

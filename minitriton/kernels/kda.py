@@ -17,6 +17,7 @@ import torch
 
 from minitriton.kernels import checks
 from minitriton.kernels.checks import KernelArgumentError
+from minitriton.kernels.kda_backward import backward
 from minitriton.kernels.kda_chunks import chunks_of
 from minitriton.kernels.kda_forward import Options, Results, prepare, scan
 
@@ -59,9 +60,9 @@ def chunk_kda(
 
     initial_state: fp32 [N, H, K, V] ("kv") or [N, H, V, K] ("vk", `state_layout`), zeros if None;
     the state returned is laid out alike. N is B, or with cu_seqlens their number less one.
-    cu_seqlens: int32 or int64 [N + 1], the bounds of sequences packed in one row (B = 1), empty ones
-    allowed. On the CPU it costs no synchronisation; on a GPU it is read back on each call, which a
-    CUDA graph does not allow.
+    cu_seqlens: int32 or int64 [N + 1], the bounds of sequences packed in one row (B = 1), empty
+    ones allowed. On the CPU it costs no synchronisation; on a GPU it is read back on each call,
+    which a CUDA graph does not allow.
     KernelArgumentError names the argument that does not fit.
     """
     _check_tensors(q, k, v, g, beta)
@@ -260,15 +261,13 @@ def _kda_backward_op(
     dt_bias: torch.Tensor | None, initial: torch.Tensor | None, cu_seqlens: torch.Tensor | None,
     scale: float, gate: int, floor: float, qk_l2norm: bool, beta_sigmoid: bool, value_major: bool,
 ) -> list[torch.Tensor]:  # fmt: skip
-    """Gradients of q, k, v, g, beta, a_log, dt_bias, initial, shaped as those, empty for absent ones.
+    """Gradients of q, k, v, g, beta, a_log, dt_bias, initial, shaped alike; empty if absent.
 
     kda_backward.backward(grad, final_grad, q, k, v, g, beta, a_log, dt_bias, initial, options,
     chunks) gives them as a list. What it gets has contiguous rows; final_grad and initial are
     contiguous or None. It calls kda_forward.prepare and kda_forward.scan to have operands, states
     and values again.
     """
-    from minitriton.kernels.kda_backward import backward
-
     chunks = chunks_of(q.shape[0], q.shape[1], cu_seqlens, q.device)
     options = Options(scale, gate, floor, qk_l2norm, beta_sigmoid, value_major)
     q, k, v, g = (_dense(x) for x in (q, k, v, g))

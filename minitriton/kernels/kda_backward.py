@@ -52,8 +52,7 @@ def backward(
         operands, dout, beta, dfinal, None if initial is None else dinitial, options, chunks,
         dstates, x,
     )  # fmt: skip
-    # channels of K that a program of keys_kernel holds, columns of V that both sum over at a time
-    wide, summed = min(block(keys), 16 if exact else 32), min(block(columns), 32 if exact else 64)
+    wide, summed = _tile(exact, keys, columns)
     blocks = triton.cdiv(keys, wide)
     ab = q.new_empty(count, heads, 2, CHUNK, CHUNK, dtype=dtype)
     norms = q.new_empty(*q.shape[:3], 4, dtype=torch.float32)
@@ -80,3 +79,13 @@ def backward(
     if dt_bias is not None:
         dbias.copy_(sums[..., blocks:].sum(0))
     return made
+
+
+def _tile(exact: bool, keys: int, columns: int) -> tuple[int, int]:
+    """Channels of K that a program of keys_kernel holds, columns of V summed at a time.
+
+    Smaller where operands are fp32 or rows are not aligned: the registers do not do for more.
+    """
+    if exact or keys % 16 or columns % 16:
+        return 16, 16
+    return min(block(keys), 32), min(block(columns), 64)

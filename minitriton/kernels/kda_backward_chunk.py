@@ -92,7 +92,9 @@ def values_kernel(
             along_q += tl.sum(out * dout.to(tl.float32), axis=1)
     row = tl.arange(0, tiles.CHUNK)
     column = row[None, :]
-    square = ab_ptr + program * (2 * tiles.CHUNK * tiles.CHUNK) + row[:, None] * tiles.CHUNK + column
+    square = (
+        ab_ptr + program * (2 * tiles.CHUNK * tiles.CHUNK) + row[:, None] * tiles.CHUNK + column
+    )
     tl.store(square, tl.where(row[:, None] >= column, a, 0.0).to(DTYPE))
     b = tl.where(row[:, None] > column, -b, 0.0).to(DTYPE)
     tl.store(square + tiles.CHUNK * tiles.CHUNK, b)
@@ -159,9 +161,7 @@ def _all_pairs(q, k, beta, decay, ab_ptr, dq, dk, dtotal, FINEST: tl.constexpr,
     for bit in tl.range(4 if FINEST == 16 else 0, 6):
         level = 1 << bit  # as in kda_tiles.level_factor
         anchor = (row // (2 * level)) * (2 * level) + level
-        factor = tl.exp2(
-            _span(decay, tl.minimum(row, anchor), tl.maximum(row, anchor), DTYPE)
-        )
+        factor = tl.exp2(_span(decay, tl.minimum(row, anchor), tl.maximum(row, anchor), DTYPE))
         pairs = (row // level == column // level + 1) & ((row // level) % 2 == 1)
         dq, dk, dtotal = _pairs(
             q, k, beta, factor, factor, pairs, ab_ptr, dq, dk, dtotal, PRECISION

@@ -18,8 +18,8 @@ CHUNK = 64
 
 
 class Chunks(NamedTuple):
-    """chunk: int32 [NC, 3], (sequence, first token of B x T, rows 1 to 64); sequence: int32 [N, 2],
-    (first chunk, chunk count); both on the device of the inputs. A sequence's chunks stand together.
+    """chunk: int32 [NC, 3], (sequence, first token of B x T, rows 1 to 64), those of one sequence
+    together; sequence: int32 [N, 2], (first chunk, chunk count). On the device of the inputs.
     """
 
     chunk: torch.Tensor

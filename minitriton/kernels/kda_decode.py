@@ -28,6 +28,7 @@ from minitriton.kernels.kda import (
     chunk_kda_reference,
 )
 from minitriton.kernels.kda_decode_kernels import recurrent_kernel
+from minitriton.kernels.operator import operator
 from minitriton.kernels.packing import bounds_on
 from minitriton.kernels.short_conv_step import check_slots
 
@@ -263,7 +264,7 @@ def _launch(
     return out
 
 
-@torch.library.custom_op("minitriton::recurrent_kda", mutates_args=())
+@operator("recurrent_kda")
 def _recurrent_op(
     initial: torch.Tensor | None, output_final: bool, q: torch.Tensor, k: torch.Tensor,
     v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, a_log: torch.Tensor | None,
@@ -281,7 +282,7 @@ def _recurrent_op(
                    options), final  # fmt: skip
 
 
-@torch.library.custom_op("minitriton::recurrent_kda_step", mutates_args=("state",))
+@operator("recurrent_kda_step", mutates_args=("state",))
 def _step_op(
     state: torch.Tensor, slots: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor,
     v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, a_log: torch.Tensor | None,

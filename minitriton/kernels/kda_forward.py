@@ -8,8 +8,8 @@ equations 6 to 9; Kimi K3 technical report, equation 4):
     inverse T = (I + diag(beta) M)^-1
     values V' = T diag(beta) (V - k_in S)    O = q_in S + P V'    S <- diag(decay) S + k_out^T V'
 
-Products take bf16 operands for bf16 and fp16 inputs, tf32x3 for fp32, and add in fp32; T is found in
-tf32 at least. The state stays in fp32.
+Products take bf16 operands for bf16 and fp16 inputs, tf32x3 for fp32, and add in fp32; T is found
+in tf32 at least. The state stays in fp32.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Options(NamedTuple):
 
 
 class Operands(NamedTuple):
-    """What `prepare` writes; C = 64 tokens, BK = `block(K)` channels, zeros beyond the real ones."""
+    """What `prepare` writes; C = 64 tokens, BK = `block(K)` channels, zeros beyond K."""
 
     q_in: torch.Tensor  # [NC, H, C, BK] in the products' dtype, as k_in and k_out
     k_in: torch.Tensor
@@ -84,24 +84,32 @@ def _unit_inverse(lower, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def _pair_products(m, p, q, k, total, FINEST: tl.constexpr, PRECISION: tl.constexpr,
+def _add_pairs(m, p, q, k, left, right, of_m, of_p, PRECISION: tl.constexpr, DTYPE: tl.constexpr):
+    """m and p plus the products of q and k with their factors, where of_m and of_p say so."""
+    right_k = tl.trans((k * right).to(DTYPE))
+    dots = tl.dot((k * left).to(DTYPE), right_k, input_precision=PRECISION)
+    m += tl.where(of_m, dots, 0.0)
+    dots = tl.dot((q * left).to(DTYPE), right_k, input_precision=PRECISION)
+    return m, p + tl.where(of_p, dots, 0.0)
+
+
+@triton.jit
+def _pair_products(m, p, q, k, decay, total, FINEST: tl.constexpr, PRECISION: tl.constexpr,
                    DTYPE: tl.constexpr, PART: tl.constexpr):  # fmt: skip
-    """M and P with the products of PART channels added. q (scaled), k and G = `total`: [CHUNK, PART]."""
-    for i in tl.static_range(2 if FINEST == 16 else 6):
-        factor = tiles.level_factor(total, 32 >> i, PART)
-        right = (k * factor).to(DTYPE)
-        keep = tiles.in_level(32 >> i)
-        m += tl.where(keep, tl.dot(right, tl.trans(right), input_precision=PRECISION), 0.0)
-        left = (q * factor).to(DTYPE)
-        p += tl.where(keep, tl.dot(left, tl.trans(right), input_precision=PRECISION), 0.0)
+    """M and P with the products of PART channels added; q is scaled, total is G."""
     if FINEST == 16:
-        raised, lowered = tiles.diagonal_factors(total, PART)
-        right = tl.trans((k * lowered).to(DTYPE))
-        dots = tl.dot((k * raised).to(DTYPE), right, input_precision=PRECISION)
-        m += tl.where(tiles.on_diagonal(True), dots, 0.0)
-        dots = tl.dot((q * raised).to(DTYPE), right, input_precision=PRECISION)
-        p += tl.where(tiles.on_diagonal(False), dots, 0.0)
+        for i in tl.static_range(2):
+            factor, keep = tiles.level_factor(total, 32 >> i, PART), tiles.in_level(32 >> i)
+            m, p = _add_pairs(m, p, q, k, factor, factor, keep, keep, PRECISION, DTYPE)
+        left, right = tiles.diagonal_factors(total, PART)
+        strict, keep = tiles.on_diagonal(True), tiles.on_diagonal(False)
+        m, p = _add_pairs(m, p, q, k, left, right, strict, keep, PRECISION, DTYPE)
     else:
+        TERMS: tl.constexpr = 2 if PRECISION == "tf32" else 3
+        for bit in tl.range(0, 6):
+            factor = tiles.span_factor(decay, 1 << bit, TERMS)
+            keep = tiles.in_level(1 << bit)
+            m, p = _add_pairs(m, p, q, k, factor, factor, keep, keep, PRECISION, DTYPE)
         at = tl.arange(0, tiles.CHUNK)
         p += tl.where(at[:, None] == at[None, :], tl.sum(q * k, axis=1)[:, None], 0.0)
     return m, p
@@ -164,13 +172,39 @@ def _prepare_kernel(
         tl.store(q_in_ptr + at, (q * entering).to(DTYPE))
         tl.store(k_in_ptr + at, (k * entering).to(DTYPE))
         tl.store(k_out_ptr + at, (k * tl.exp2(last[None, :] - total)).to(DTYPE))
-        m, p = _pair_products(m, p, q, k, total, FINEST, PRECISION, DTYPE, PART)
+        m, p = _pair_products(m, p, q, k, decay, total, FINEST, PRECISION, DTYPE, PART)
     other = tl.arange(0, tiles.CHUNK)[None, :]
     at = program * (tiles.CHUNK * tiles.CHUNK) + (row * tiles.CHUNK + other)
     tl.store(scores_ptr + at, p.to(DTYPE))
     beta = tiles.load_beta(beta_ptr, beta_token, rows, SIGMOID)
     inverse = _unit_inverse(m * beta[:, None], PRECISION)
     tl.store(inverse_ptr + at, inverse.to(DTYPE))
+
+
+@triton.jit
+def _load_state(at, key, inside, key_stride, keys, INITIAL: tl.constexpr, PARTS: tl.constexpr,
+                PART: tl.constexpr, VALUES: tl.constexpr):  # fmt: skip
+    """The state before the first chunk, PARTS tiles [PART, VALUES]; zeros without INITIAL."""
+    state = ()
+    for p in tl.static_range(PARTS):
+        if INITIAL:
+            mask = (key < keys - p * PART) & inside
+            state = state + (tl.load(at + p * PART * key_stride, mask=mask, other=0.0),)
+        else:
+            state = state + (tl.zeros([PART, VALUES], tl.float32),)
+    return state
+
+
+@triton.jit
+def _advance(state, values, k_out_at, decay_at, PRECISION: tl.constexpr, PARTS: tl.constexpr,
+             PART: tl.constexpr):  # fmt: skip
+    """The state after a chunk, in parts like `state`."""
+    leaving = ()
+    for p in tl.static_range(PARTS):
+        k_out = tl.trans(tl.load(k_out_at + p * PART))
+        decayed = state[p] * tl.load(decay_at + p * PART)[:, None]
+        leaving = leaving + (tl.dot(k_out, values, decayed, input_precision=PRECISION),)
+    return leaving
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -191,15 +225,9 @@ def _scan_kernel(
     state_at = (sequence * heads + head) * (keys * columns)
     state_at += key[:, None] * key_stride + column[None, :] * column_stride
     # the state in parts of K, which products take one after the other: registers would spill
-    state = ()
-    for p in tl.static_range(PARTS):
-        if INITIAL:
-            mask = (key[:, None] < keys - p * PART) & inside
-            at = initial_ptr + p * PART * key_stride + state_at
-            state = state + (tl.load(at, mask=mask, other=0.0),)
-        else:
-            state = state + (tl.zeros([PART, VALUES], tl.float32),)
-
+    state = _load_state(
+        initial_ptr + state_at, key[:, None], inside, key_stride, keys, INITIAL, PARTS, PART, VALUES
+    )
     operand_at = row[:, None] * BLOCK + key[None, :]
     square_at = row[:, None] * tiles.CHUNK + row[None, :]
     begin, count = tl.load(sequence_ptr + 2 * sequence), tl.load(sequence_ptr + 2 * sequence + 1)
@@ -240,14 +268,8 @@ def _scan_kernel(
             tl.store(out_ptr + out_at, out.to(out_ptr.dtype.element_ty), mask=mask)
         if STORE_STATES:
             tl.store(values_ptr + out_at, values, mask=mask)
-        leaving = ()
-        for p in tl.static_range(PARTS):
-            k_out = tl.load(k_out_ptr + p * PART + operand + operand_at)
-            decayed = state[p] * tl.load(decay_ptr + p * PART + tile * BLOCK + key)[:, None]
-            leaving = leaving + (
-                tl.dot(tl.trans(k_out), values, decayed, input_precision=PRECISION),
-            )
-        state = leaving
+        at = k_out_ptr + operand + operand_at
+        state = _advance(state, values, at, decay_ptr + tile * BLOCK + key, PRECISION, PARTS, PART)
     for p in tl.static_range(PARTS):
         mask = (key[:, None] < keys - p * PART) & inside
         tl.store(final_ptr + p * PART * key_stride + state_at, state[p], mask=mask)
@@ -266,11 +288,10 @@ def prepare(
     count, heads, keys = len(chunks.chunk), q.shape[2], q.shape[3]
     exact = q.dtype == torch.float32
     dtype, width = torch.float32 if exact else torch.bfloat16, block(keys)
-    made = Operands(
-        *(q.new_empty(count, heads, CHUNK, width, dtype=dtype) for _ in range(3)),
-        q.new_empty(count, heads, width, dtype=torch.float32),
-        *(q.new_empty(count, heads, CHUNK, CHUNK, dtype=dtype) for _ in range(2)),
-    )
+    q_in, k_in, k_out = (q.new_empty(count, heads, CHUNK, width, dtype=dtype) for _ in range(3))
+    decay = q.new_empty(count, heads, width, dtype=torch.float32)
+    inverse, scores = (q.new_empty(count, heads, CHUNK, CHUNK, dtype=dtype) for _ in range(2))
+    made = Operands(q_in, k_in, k_out, decay, inverse, scores)
     if count * heads:
         _prepare_kernel[(count * heads,)](
             q, k, g, beta, g if a_log is None else a_log, g if dt_bias is None else dt_bias,
@@ -307,6 +328,7 @@ def scan(
     states = final if results.states is None else results.states
     values = final if results.values is None else results.values
     exact = v.dtype == torch.float32
+    width = operands.q_in.shape[3]
     wide, warps = _scan_tile(final.shape[0] * heads, columns, exact)
     _scan_kernel[(final.shape[0] * heads, triton.cdiv(columns, wide))](
         *operands, v, beta, chunks.chunk, chunks.sequence, final if initial is None else initial,
@@ -314,8 +336,8 @@ def scan(
         columns, *((1, keys) if options.value_major else (columns, 1)),
         SIGMOID=options.beta_sigmoid, INITIAL=initial is not None,
         STORE_OUT=results.out is not None, STORE_STATES=results.states is not None,
-        PRECISION="tf32x3" if exact else "tf32", BLOCK=operands.q_in.shape[3], VALUES=wide,
-        PART=min(64, operands.q_in.shape[3]), STAGES=1 if exact else 2, num_warps=warps,
+        PRECISION="tf32x3" if exact else "tf32", BLOCK=width, VALUES=wide,
+        PART=width if exact else min(64, width), STAGES=1 if exact else 2, num_warps=warps,
     )  # fmt: skip
 
 

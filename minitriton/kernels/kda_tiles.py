@@ -109,14 +109,31 @@ def level_factor(total, LEVEL: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def in_level(LEVEL: tl.constexpr):
+def span_factor(decay, level, TERMS: tl.constexpr):
+    """`level_factor` for a level known at run time only, from log2 of every token's decay.
+
+    The sums between row and anchor are products with a matrix of zeros and ones. Those are exact
+    in bf16, and so is decay as a sum of three numbers; TERMS of them are taken.
+    """
+    row, other = tl.arange(0, CHUNK)[:, None], tl.arange(0, CHUNK)[None, :]
+    anchor = row // (2 * level) * (2 * level) + level
+    between = (other > tl.minimum(row, anchor)) & (other <= tl.maximum(row, anchor))
+    chosen = tl.where(between, 1.0, 0.0).to(tl.bfloat16)
+    total = tl.zeros(decay.shape, tl.float32)
+    for _ in tl.static_range(TERMS):
+        term = decay.to(tl.bfloat16)
+        total = tl.dot(chosen, term, total)
+        decay -= term.to(tl.float32)
+    return tl.exp2(total)
+
+
+@triton.jit
+def in_level(level):
     """[CHUNK, CHUNK] of int1: whether (r, j) is a pair of the level."""
     row = tl.arange(0, CHUNK)[:, None]
     column = tl.arange(0, CHUNK)[None, :]
-    # the same bits above LEVEL's; at LEVEL's own, row has 1 and column 0
-    return (row // LEVEL) == (column // LEVEL) + 1 and (row // (2 * LEVEL)) == (
-        column // (2 * LEVEL)
-    )
+    # r in a second half, j in the half before it
+    return (row // level == column // level + 1) & ((row // level) % 2 == 1)
 
 
 @triton.jit

@@ -19,6 +19,7 @@ import minitriton.language as tl
 from minitriton.kernels import checks
 from minitriton.kernels.dropout import check_probability, check_seed, dropout_reference, kept
 from minitriton.kernels.gemm import sum_partials
+from minitriton.kernels.operator import operator
 from minitriton.kernels.philox import threshold_of
 from minitriton.kernels.rows import rows_of
 
@@ -201,7 +202,7 @@ def _tile(columns: int) -> tuple[int, int, int]:
     return max(1, TILE // block), block, max(4, block // 512)
 
 
-@torch.library.custom_op("minitriton::add_layer_norm", mutates_args=())
+@operator("add_layer_norm")
 def _op(
     x: torch.Tensor, branch: torch.Tensor | None, weight: torch.Tensor, bias: torch.Tensor | None,
     keep_total: bool, dropout: float, seed: torch.Tensor | None, eps: float, out_dtype: torch.dtype,
@@ -222,7 +223,7 @@ def _op(
     return total, out, stats
 
 
-@torch.library.custom_op("minitriton::add_layer_norm_backward", mutates_args=())
+@operator("add_layer_norm_backward")
 def _backward_op(
     dtotal: torch.Tensor | None, dout: torch.Tensor, total: torch.Tensor, weight: torch.Tensor,
     stats: torch.Tensor, branch_dtype: torch.dtype | None, biased: bool, dropout: float,

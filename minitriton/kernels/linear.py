@@ -20,6 +20,7 @@ import minitriton as triton
 import minitriton.language as tl
 from minitriton.kernels import checks
 from minitriton.kernels.gemm import gemm, sum_partials
+from minitriton.kernels.operator import operator
 
 PRECISIONS = ("tf32", "tf32x3", "ieee")
 SUM_ROWS, SUM_COLUMNS = 32, 64
@@ -189,7 +190,7 @@ def _room(like: list[torch.Tensor], wanted: list[bool]) -> list[torch.Tensor]:
     ]
 
 
-@torch.library.custom_op("minitriton::linear", mutates_args=())
+@operator("linear")
 def _linear_op(
     x: torch.Tensor, weight: torch.Tensor, low: torch.Tensor | None, bias: torch.Tensor | None,
     precision: str,
@@ -200,7 +201,7 @@ def _linear_op(
     return out
 
 
-@torch.library.custom_op("minitriton::linear_backward", mutates_args=())
+@operator("linear_backward")
 def _linear_backward_op(
     grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, low: torch.Tensor | None,
     wanted: list[bool], precision: str,
@@ -217,7 +218,7 @@ def _linear_backward_op(
     return gradients
 
 
-@torch.library.custom_op("minitriton::gelu_mlp", mutates_args=())
+@operator("gelu_mlp")
 def _mlp_op(
     x: torch.Tensor, up: torch.Tensor, down: torch.Tensor, low_up: torch.Tensor | None,
     low_down: torch.Tensor | None, up_bias: torch.Tensor | None, down_bias: torch.Tensor | None,
@@ -235,7 +236,7 @@ def _mlp_op(
     return out, pre, inner
 
 
-@torch.library.custom_op("minitriton::gelu_mlp_backward", mutates_args=())
+@operator("gelu_mlp_backward")
 def _mlp_backward_op(
     grad: torch.Tensor, x: torch.Tensor, up: torch.Tensor, down: torch.Tensor,
     low_up: torch.Tensor | None, low_down: torch.Tensor | None, pre: torch.Tensor,

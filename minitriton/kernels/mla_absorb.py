@@ -17,6 +17,7 @@ import minitriton.language as tl
 from minitriton.kernels import checks
 from minitriton.kernels.checks import KernelArgumentError
 from minitriton.kernels.mla_cache import Rope, check_rope, dense, rotate, rotate_reference
+from minitriton.kernels.operator import operator
 
 COLUMNS = 128  # of a tile of the result
 DEPTH = 64  # latent channels multiplied at a time
@@ -223,7 +224,7 @@ def _rows(tokens: int) -> int:
     return min(64, max(16, triton.next_power_of_2(tokens)))
 
 
-@torch.library.custom_op("minitriton::mla_absorb_query", mutates_args=())
+@operator("mla_absorb_query")
 def _absorb_op(
     q_nope: torch.Tensor, w_uk: torch.Tensor, q_shared: torch.Tensor, cos: torch.Tensor | None,
     sin: torch.Tensor | None,
@@ -245,7 +246,7 @@ def _absorb_op(
     return out
 
 
-@torch.library.custom_op("minitriton::mla_value_up", mutates_args=())
+@operator("mla_value_up")
 def _value_op(
     o_latent: torch.Tensor, w_uv: torch.Tensor, gate: torch.Tensor | None
 ) -> torch.Tensor:

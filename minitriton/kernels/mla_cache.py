@@ -18,6 +18,7 @@ import minitriton as triton
 import minitriton.language as tl
 from minitriton.kernels import checks
 from minitriton.kernels.checks import KernelArgumentError
+from minitriton.kernels.operator import operator
 
 PAGE = 64  # tokens of a block
 GROUP = 128  # latent channels that share a scale in an fp8 row
@@ -242,7 +243,7 @@ def dense(x: torch.Tensor) -> torch.Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-@torch.library.custom_op("minitriton::mla_cache_write", mutates_args=("cache",))
+@operator("mla_cache_write", mutates_args=("cache",))
 def _write_op(
     cache: torch.Tensor, latent: torch.Tensor, shared: torch.Tensor, slots: torch.Tensor,
     norm_weight: torch.Tensor | None, eps: float, cos: torch.Tensor | None,

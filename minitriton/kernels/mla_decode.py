@@ -31,6 +31,7 @@ from minitriton.kernels.mla_cache import (
     mla_cache_dequantise,
 )
 from minitriton.kernels.mla_decode_kernels import combine_kernel, decode_kernel
+from minitriton.kernels.operator import operator
 from minitriton.runtime import driver
 
 LOG2_E = 1.4426950408889634
@@ -213,7 +214,7 @@ def choose_splits(programs: int, pages: int, slots: int) -> int:
     return min(cost, key=lambda n: (cost[n], n))
 
 
-@torch.library.custom_op("minitriton::mla_decode", mutates_args=())
+@operator("mla_decode")
 def _decode_op(
     q: torch.Tensor, cache: torch.Tensor, block_table: torch.Tensor, cache_lens: torch.Tensor,
     scale: float, causal: bool, num_splits: int, latent: int, check: bool | None,

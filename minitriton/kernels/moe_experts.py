@@ -20,8 +20,9 @@ import minitriton as triton
 from minitriton.kernels import checks, grouped_gemm
 from minitriton.kernels.moe_routing import Routing
 from minitriton.kernels.norms import rms_norm, rms_norm_reference
+from minitriton.kernels.operator import operator
 from minitriton.kernels.situ import situ_glu_reference
-from minitriton.kernels.situ_gemm import glu_config, strided_weight
+from minitriton.kernels.situ_gemm import dense, glu_config, strided_weight
 
 BLOCK = 1024  # columns per program of gathers and sums
 WIDEST = 8192  # columns of a row whose norm is taken
@@ -202,10 +203,6 @@ def check_routing(
     return p
 
 
-def _dense(x: torch.Tensor) -> torch.Tensor:
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
 def _rows_config(dtype: torch.dtype, rows: int, columns: int, depth: int) -> dict[str, int]:
     """Launch configuration of one product with tiles of so many rows."""
     if dtype == torch.float32 or columns % 16 or depth % 16:  # odd sizes go element by element
@@ -278,7 +275,7 @@ def _launch_weight_gradient(
     )
 
 
-@torch.library.custom_op("minitriton::moe_experts", mutates_args=())
+@operator("moe_experts")
 def _moe_experts_op(
     z: torch.Tensor, w13: torch.Tensor, w2: torch.Tensor, weights: torch.Tensor,
     row_of_slot: torch.Tensor, token_of_row: torch.Tensor, expert_of_tile: torch.Tensor,
@@ -290,7 +287,7 @@ def _moe_experts_op(
     tiles, rows = expert_of_tile.shape[0], token_of_row.shape[0]
     if tiles == 0:
         return u.zero_(), h
-    x, w, tile = _dense(z), strided_weight(w13), rows // tiles
+    x, w, tile = dense(z), strided_weight(w13), rows // tiles
     columns, depth = w.shape[1] // 2, w.shape[2]
     config = glu_config(z.dtype, tile, columns, depth)
     act = z.new_empty(rows, columns)
@@ -305,7 +302,7 @@ def _moe_experts_op(
     return u, h
 
 
-@torch.library.custom_op("minitriton::moe_experts_backward", mutates_args=())
+@operator("moe_experts_backward")
 def _backward_op(
     du: torch.Tensor, z: torch.Tensor, w13: torch.Tensor, w2: torch.Tensor, weights: torch.Tensor,
     h: torch.Tensor, row_of_slot: torch.Tensor, token_of_row: torch.Tensor,
@@ -318,7 +315,7 @@ def _backward_op(
         for gradient in gradients:
             gradient.zero_()
         return gradients
-    dy, rows = _dense(du), h.shape[0]
+    dy, rows = dense(du), h.shape[0]
     transposed = strided_weight(w2).transpose(1, 2)
     dact = _launch_rows(dy, token_of_row, transposed, expert_of_tile, rows)
     dh, act = torch.empty_like(h), torch.empty_like(dact)
@@ -334,7 +331,7 @@ def _backward_op(
     launch_sum(dx, None, row_of_slot, dz)
     if not frozen:
         _launch_weight_gradient(_gather(dy, token_of_row), act, dw2, offsets, counts)
-        _launch_weight_gradient(dh, _gather(_dense(z), token_of_row), dw13, offsets, counts)
+        _launch_weight_gradient(dh, _gather(dense(z), token_of_row), dw13, offsets, counts)
     return gradients
 
 

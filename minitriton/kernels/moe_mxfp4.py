@@ -21,7 +21,8 @@ from minitriton.kernels.grouped_gemm import place
 from minitriton.kernels.moe_experts import check_norm, check_routing, launch_sum
 from minitriton.kernels.moe_routing import Routing
 from minitriton.kernels.mxfp4 import check_mxfp4
-from minitriton.kernels.situ_gemm import store_glu
+from minitriton.kernels.operator import operator
+from minitriton.kernels.situ_gemm import dense, store_glu
 
 UNSCALE: tl.constexpr = tl.constexpr(18446744073709551616.0)  # 2^64
 CODE_BITS: tl.constexpr = tl.constexpr(
@@ -203,7 +204,7 @@ def _config(rows: int) -> dict[str, int]:
     return {"BLOCK_N": 64, "BLOCK_K": 64, "num_warps": 4 if rows < 128 else 8, "num_stages": 3}
 
 
-@torch.library.custom_op("minitriton::moe_experts_mxfp4", mutates_args=())
+@operator("moe_experts_mxfp4")
 def _moe_experts_mxfp4_op(
     z: torch.Tensor, w13: torch.Tensor, w13_scales: torch.Tensor, w2: torch.Tensor,
     w2_scales: torch.Tensor, weights: torch.Tensor, row_of_slot: torch.Tensor,
@@ -214,7 +215,7 @@ def _moe_experts_mxfp4_op(
     tiles, rows = expert_of_tile.shape[0], token_of_row.shape[0]
     if tiles == 0:
         return u.zero_()
-    x = z if z.stride(1) == 1 else z.contiguous()
+    x = dense(z)
     latent, ff, tile = z.shape[1], w13.shape[1] // 2, rows // tiles
     config = _config(tile) | {"ROWS": tile, "GROUP": grouped_gemm.GROUP}
     act, y = z.new_empty(rows, ff), z.new_empty(rows, latent)

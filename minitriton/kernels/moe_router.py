@@ -25,6 +25,7 @@ import minitriton.language as tl
 from minitriton.kernels import checks
 from minitriton.kernels.checks import KernelArgumentError
 from minitriton.kernels.moe_routing import EPS, Routing, moe_route_reference, padded_rows
+from minitriton.kernels.operator import operator
 
 __all__ = ["Routing", "moe_route", "moe_route_reference", "padded_rows"]
 
@@ -295,7 +296,7 @@ def _weights_first(out: Routing) -> Fields:
     return out.weights, out.experts, *out[2:]
 
 
-@torch.library.custom_op("minitriton::moe_route", mutates_args=())
+@operator("moe_route")
 def _route_op(
     logits: torch.Tensor, bias: torch.Tensor | None, topk: int, tile_rows: int, scale: float,
     sigmoid: bool,
@@ -346,7 +347,7 @@ def _sort(members: torch.Tensor, finished: torch.Tensor, tile_rows: int, out: Ro
         )  # fmt: skip
 
 
-@torch.library.custom_op("minitriton::moe_route_backward", mutates_args=())
+@operator("moe_route_backward")
 def _route_backward_op(
     grad: torch.Tensor, logits: torch.Tensor, chosen: torch.Tensor, scale: float, sigmoid: bool
 ) -> torch.Tensor:

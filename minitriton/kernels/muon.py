@@ -27,6 +27,7 @@ from minitriton.kernels.muon_kernels import (
     momentum_step,
     orthogonalise,
 )
+from minitriton.kernels.operator import operator
 from minitriton.kernels.rows import rows_of
 
 MOONLIGHT = (3.4445, -4.7750, 2.0315)
@@ -273,7 +274,7 @@ def _solve(
     out.copy_(step)
 
 
-@torch.library.custom_op("minitriton::newton_schulz", mutates_args=())
+@operator("newton_schulz")
 def _newton_schulz_op(
     x: torch.Tensor, steps: int, coefficients: list[float], precision: str
 ) -> torch.Tensor:
@@ -285,7 +286,7 @@ def _newton_schulz_op(
     return out
 
 
-@torch.library.custom_op("minitriton::muon_step", mutates_args=("weight", "momentum_buffer"))
+@operator("muon_step", mutates_args=("weight", "momentum_buffer"))
 def _muon_step_op(
     weight: torch.Tensor, grad: torch.Tensor, momentum_buffer: torch.Tensor, lr: float,
     lr_tensor: torch.Tensor | None, heads: int, head_dim_first: bool, weight_decay: float,

@@ -22,7 +22,7 @@ import torch
 import minitriton as triton
 import minitriton.language as tl
 
-MATRICES = 5  # per block in the workspace of the iteration: R, Z, Z R, and Q twice
+MATRICES: tl.constexpr = tl.constexpr(5)  # of the iteration per block: R, Z, Z R, and Q twice
 SMALL = 64  # rows of a tile of the iteration
 COLUMNS = 128  # of a tile of Q X
 ENOUGH = 264  # programs that keep a GPU busy
@@ -161,7 +161,7 @@ def _iterate_kernel(
 ):  # fmt: skip
     block = tl.program_id(0).to(tl.int64)
     area = size * size
-    r_ptr = work_ptr + block * (5 * area)
+    r_ptr = work_ptr + block * (MATRICES * area)
     z_ptr, t_ptr, q_ptr = r_ptr + area, r_ptr + 2 * area, r_ptr + 3 * area
     partial_ptr += block * splits * area
     _total(partial_ptr, scale_ptr + block, r_ptr, splits, size, normalise, eps, TILE, TILES, BLOCK)
@@ -284,7 +284,7 @@ def orthogonalise(
     splits = max(1, min(triton.cdiv(columns, 512), ENOUGH // blocks))
     kind = torch.float32 if x.dtype == torch.float32 else torch.float16
     room = partial(torch.empty, dtype=torch.float32, device=x.device)
-    parts, work = room(blocks, splits, size, size), room(blocks, MATRICES, size, size)
+    parts, work = room(blocks, splits, size, size), room(blocks, MATRICES.value, size, size)
     scale, q = room(blocks), torch.empty(blocks, size, size, dtype=kind, device=x.device)
     runs = _runs(iteration.steps)
     for index, steps in enumerate(runs):

@@ -16,6 +16,7 @@ import torch
 import minitriton as triton
 import minitriton.language as tl
 from minitriton.kernels import checks
+from minitriton.kernels.operator import operator
 
 BLOCK = 32  # elements that share a scale
 PER_PROGRAM = 64  # blocks
@@ -156,7 +157,7 @@ def check_mxfp4(name: str, packed: torch.Tensor, scales_name: str, scales: torch
         )
 
 
-@torch.library.custom_op("minitriton::mxfp4_quantize", mutates_args=())
+@operator("mxfp4_quantize")
 def _quantize_op(w: torch.Tensor, ceil: bool) -> tuple[torch.Tensor, torch.Tensor]:
     packed, scales = _empty_quantized(w)
     blocks = scales.numel()
@@ -167,7 +168,7 @@ def _quantize_op(w: torch.Tensor, ceil: bool) -> tuple[torch.Tensor, torch.Tenso
     return packed, scales
 
 
-@torch.library.custom_op("minitriton::mxfp4_dequantize", mutates_args=())
+@operator("mxfp4_dequantize")
 def _dequantize_op(packed: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     out = _empty_values(packed, dtype)
     blocks = scales.numel()

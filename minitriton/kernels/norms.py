@@ -20,6 +20,7 @@ import minitriton as triton
 import minitriton.language as tl
 from minitriton.kernels import checks
 from minitriton.kernels.checks import KernelArgumentError
+from minitriton.kernels.operator import operator
 from minitriton.kernels.rows import rows_in_place
 
 MAX_COLUMNS = 8192
@@ -250,14 +251,14 @@ def _gradients(
     return dx, dgate, torch.empty(weight.shape, dtype=weight.dtype, device=x.device)
 
 
-@torch.library.custom_op("minitriton::gated_rms_norm", mutates_args=())
+@operator("gated_rms_norm")
 def _norm_op(
     x: torch.Tensor, gate: torch.Tensor | None, weight: torch.Tensor | None, eps: float
 ) -> torch.Tensor:
     return _forward(x, gate, weight, eps)
 
 
-@torch.library.custom_op("minitriton::gated_rms_norm_backward", mutates_args=())
+@operator("gated_rms_norm_backward")
 def _norm_backward_op(
     grad: torch.Tensor, x: torch.Tensor, gate: torch.Tensor | None, weight: torch.Tensor | None,
     eps: float, train_weight: bool,

@@ -31,6 +31,7 @@ from minitriton.kernels.moe_router import (
     sort_key,
     value_of_key,
 )
+from minitriton.kernels.operator import operator
 
 MOST_BINS = 16384
 TOKENS = 16  # per program of the histogram
@@ -215,7 +216,7 @@ def _block(experts: int) -> int:
     return max(128, triton.next_power_of_2(experts))
 
 
-@torch.library.custom_op("minitriton::quantile_bias", mutates_args=())
+@operator("quantile_bias")
 def _quantile_bias_op(
     scores: torch.Tensor, bias: torch.Tensor, topk: int, cutoff: torch.Tensor
 ) -> torch.Tensor:
@@ -231,7 +232,7 @@ def _quantile_bias_op(
     return new - new.mean()
 
 
-@torch.library.custom_op("minitriton::quantile_histogram", mutates_args=("hist",))
+@operator("quantile_histogram", mutates_args=("hist",))
 def _histogram_op(
     scores: torch.Tensor, cutoff: torch.Tensor, bias: torch.Tensor, hist: torch.Tensor
 ) -> None:
@@ -245,7 +246,7 @@ def _histogram_op(
     )  # fmt: skip
 
 
-@torch.library.custom_op("minitriton::quantile_bias_from_histogram", mutates_args=())
+@operator("quantile_bias_from_histogram")
 def _from_histogram_op(
     hist: torch.Tensor, bias: torch.Tensor, topk: int, ema: float
 ) -> torch.Tensor:

@@ -15,6 +15,7 @@ import minitriton as triton
 import minitriton.language as tl
 from minitriton.kernels import checks
 from minitriton.kernels.checks import KernelArgumentError
+from minitriton.kernels.operator import operator
 from minitriton.kernels.rows import rows_of
 
 BLOCK = 1024  # elements of a row per program
@@ -81,7 +82,7 @@ def scalar_residual_reference(
     return x + alpha * skip
 
 
-@torch.library.custom_op("minitriton::scalar_residual", mutates_args=())
+@operator("scalar_residual")
 def _residual_op(x: torch.Tensor, skip: torch.Tensor, alpha: torch.Tensor) -> torch.Tensor:
     out = x.new_empty(x.shape)
     if out.numel() > 0:
@@ -93,7 +94,7 @@ def _residual_op(x: torch.Tensor, skip: torch.Tensor, alpha: torch.Tensor) -> to
     return out
 
 
-@torch.library.custom_op("minitriton::scalar_residual_backward", mutates_args=())
+@operator("scalar_residual_backward")
 def _residual_backward_op(
     grad: torch.Tensor, skip: torch.Tensor, alpha: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -23,6 +23,7 @@ import minitriton as triton
 from minitriton.kernels import checks
 from minitriton.kernels import short_conv_kernels as kernels
 from minitriton.kernels.checks import KernelArgumentError
+from minitriton.kernels.operator import operator
 from minitriton.kernels.packing import bounds_on
 
 WIDTHS = (2, 3, 4)
@@ -345,7 +346,7 @@ def _empty_gradients(
     return room(x), room(weight), room(bias), room(state)
 
 
-@torch.library.custom_op("minitriton::short_conv", mutates_args=())
+@operator("short_conv")
 def _conv_op(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
     initial_state: torch.Tensor | None, cu_seqlens: torch.Tensor | None, silu: bool, norm: int,
@@ -355,7 +356,7 @@ def _conv_op(
     return _forward(_Call(dense(x), weight, bias, initial_state, packing, silu, norm), final)
 
 
-@torch.library.custom_op("minitriton::short_conv_backward", mutates_args=())
+@operator("short_conv_backward")
 def _conv_backward_op(
     grad: torch.Tensor | None, dfinal: torch.Tensor | None, x: torch.Tensor, weight: torch.Tensor,
     bias: torch.Tensor | None, initial_state: torch.Tensor | None,

@@ -14,6 +14,7 @@ import minitriton as triton
 from minitriton.kernels import checks
 from minitriton.kernels import short_conv_kernels as kernels
 from minitriton.kernels.checks import KernelArgumentError
+from minitriton.kernels.operator import operator
 from minitriton.kernels.short_conv import (
     check_inputs,
     check_state,
@@ -94,7 +95,7 @@ def check_slots(state_indices: object, x: torch.Tensor, sequences: int) -> None:
         )
 
 
-@torch.library.custom_op("minitriton::short_conv_step", mutates_args=("state",))
+@operator("short_conv_step", mutates_args=("state",))
 def _step_op(
     x: torch.Tensor, weight: torch.Tensor, state: torch.Tensor, bias: torch.Tensor | None,
     state_indices: torch.Tensor | None, silu: bool, norm: int,

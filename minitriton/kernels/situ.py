@@ -19,6 +19,7 @@ import torch
 import minitriton as triton
 import minitriton.language as tl
 from minitriton.kernels import checks
+from minitriton.kernels.operator import operator
 from minitriton.kernels.rows import rows_of
 from minitriton.language.extra import libdevice
 
@@ -223,17 +224,17 @@ def _slabs(rows: int) -> list[tuple[int, int]]:
     return [(first, min(limit, rows - first)) for first in range(0, rows, limit)]
 
 
-@torch.library.custom_op("minitriton::situ", mutates_args=())
+@operator("situ")
 def _situ_op(x: torch.Tensor, beta1: float) -> torch.Tensor:
     return _forward(x, None, None, beta1, None)
 
 
-@torch.library.custom_op("minitriton::situ_backward", mutates_args=())
+@operator("situ_backward")
 def _situ_backward_op(grad: torch.Tensor, x: torch.Tensor, beta1: float) -> torch.Tensor:
     return _backward(grad, x, None, None, beta1, None)[0]
 
 
-@torch.library.custom_op("minitriton::situ_glu", mutates_args=())
+@operator("situ_glu")
 def _situ_glu_op(
     gate: torch.Tensor, up: torch.Tensor, weight: torch.Tensor | None, beta1: float,
     beta2: float | None,
@@ -241,7 +242,7 @@ def _situ_glu_op(
     return _forward(gate, up, weight, beta1, beta2)
 
 
-@torch.library.custom_op("minitriton::situ_glu_backward", mutates_args=())
+@operator("situ_glu_backward")
 def _situ_glu_backward_op(
     grad: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, weight: torch.Tensor | None,
     beta1: float, beta2: float | None,

@@ -18,6 +18,7 @@ import torch
 import minitriton as triton
 import minitriton.language as tl
 from minitriton.kernels import checks
+from minitriton.kernels.operator import operator
 from minitriton.kernels.rows import rows_of
 from minitriton.kernels.situ import _situ, _situ_slope, _tanh, situ_glu_reference
 
@@ -203,18 +204,19 @@ def strided_weight(w: torch.Tensor) -> torch.Tensor:
     return w if 1 in w.stride()[-2:] else w.contiguous()
 
 
-def _dense(x: torch.Tensor) -> torch.Tensor:
+def dense(x: torch.Tensor) -> torch.Tensor:
+    """x with contiguous rows: itself where its strides allow it."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-@torch.library.custom_op("minitriton::situ_glu_linear", mutates_args=())
+@operator("situ_glu_linear")
 def _situ_glu_linear_op(
     x: torch.Tensor, w13: torch.Tensor, beta1: float, beta2: float | None, save: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     out, h = _empty_outputs(x, w13, save)
     if out.numel() == 0:
         return out, h
-    a, w = _dense(rows_of(x)), strided_weight(w13)
+    a, w = dense(rows_of(x)), strided_weight(w13)
     rows, (columns, depth) = a.shape[0], (w.shape[0] // 2, w.shape[1])
     tile = _tile_rows(rows)
     config = glu_config(x.dtype, tile, columns, depth)
@@ -227,14 +229,14 @@ def _situ_glu_linear_op(
     return out, h
 
 
-@torch.library.custom_op("minitriton::situ_glu_linear_backward", mutates_args=())
+@operator("situ_glu_linear_backward")
 def _backward_op(
     grad: torch.Tensor, h: torch.Tensor, beta1: float, beta2: float | None
 ) -> torch.Tensor:
     """Gradient of h = [gate, up] as a matrix of rows."""
     dh = torch.empty_like(h)
     if dh.numel() > 0:
-        dy = _dense(rows_of(grad))
+        dy = dense(rows_of(grad))
         rows, columns = dy.shape
         _backward_kernel[(rows, triton.cdiv(columns, BLOCK))](
             dy, h, dh, dy.stride(0), columns, beta1, beta2 or 1.0, CAPPED=beta2 is not None,

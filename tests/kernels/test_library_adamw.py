@@ -6,7 +6,8 @@ import io
 import pytest
 import torch
 
-from minitriton.kernels.adamw import CHUNK, FAN, AdamW
+from minitriton.kernels.adamw import AdamW
+from minitriton.kernels.chunks import CHUNK, FAN
 from minitriton.kernels.checks import KernelArgumentError
 
 SHAPES = [(CHUNK + 5, 2), (3,), (7, 11), (), (1, 1, 2)]

@@ -24,12 +24,12 @@ def relative(out: torch.Tensor, expected: torch.Tensor) -> float:
 @pytest.mark.parametrize("rule", ["ceil", "ocp"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_quantize(device, dtype, rule):
-    w = torch.randn(3, 35, 64) * torch.exp2(torch.randint(-12, 12, (3, 35, 1)).float())
+    w = torch.randn(3, 35, 32) * torch.exp2(torch.randint(-12, 12, (3, 35, 1)).float())
     w[0, 0] = 0
     w[1, 1], w[2, 2] = 0, 0
-    w[1, 1, :8], w[2, 2, 32:40] = TIES, -TIES
+    w[1, 1, :8], w[2, 2, 24:] = TIES, -TIES
     w = w.to(device, dtype)
-    for x in (w, w.transpose(0, 1)[1:, :2], w[:0]):
+    for x in (w, w.transpose(0, 1)[:7, 1:], w[:0]):
         packed, scales = mxfp4_quantize(x, rule)
         expected = mxfp4_quantize_reference(x, rule)
         assert torch.equal(packed, expected[0]) and torch.equal(scales, expected[1])
@@ -84,9 +84,9 @@ def expected_of(z, w13, w13_scales, w2, w2_scales, routing, **betas):
 @pytest.mark.parametrize(
     "shape",
     [
-        (13, 6, 2, 160, 96, 16),
-        (40, 3, 2, 96, 64, 64),
-        (70, 2, 1, 96, 64, 128),
+        (9, 4, 2, 160, 96, 16),
+        (36, 2, 2, 96, 64, 64),
+        (50, 2, 1, 96, 64, 128),
         (1, 5, 2, 160, 96, 16),
         (9, 3, 3, 32, 32, 16),
     ],
@@ -101,13 +101,13 @@ def test_experts(device, shape):
 
 
 def test_some_experts_without_tokens_uncapped(device):
-    operands = layer(13, 6, 2, 160, 96, 16, device, allowed=(1, 4))
+    operands = layer(9, 4, 2, 160, 96, 16, device, allowed=(1, 3))
     out = moe_experts_mxfp4(*operands, beta1=1.0, beta2=None)
     assert relative(out, expected_of(*operands, beta1=1.0, beta2=None)) < 5e-3
 
 
 def test_norm_of_the_sum(device):
-    operands = layer(13, 6, 2, 160, 96, 16, device)
+    operands = layer(9, 4, 2, 160, 96, 16, device)
     norm = 1 + 0.2 * torch.randn(160, device=device)
     out = moe_experts_mxfp4(*operands, norm_weight=norm)
     assert relative(out, expected_of(*operands, norm_weight=norm.double())) < 5e-3
@@ -126,10 +126,10 @@ def test_extreme_scales(device):
 
 
 def test_slices_of_the_experts_add_up(device):
-    z, *weights, routing = layer(13, 6, 2, 160, 96, 16, device)
+    z, *weights, routing = layer(9, 3, 3, 32, 32, 16, device)
     parts = [
         moe_experts_mxfp4(z, *(x[a:b] for x in weights), local_experts(routing, a, b - a)).double()
-        for a, b in ((0, 2), (2, 6))
+        for a, b in ((0, 2), (2, 3))
     ]
     assert relative(sum(parts), expected_of(z, *weights, routing)) < 7e-3
 

@@ -63,9 +63,9 @@ def test_route(device, tokens, experts, topk, tile_rows, dtype):
         assert logits.grad.abs().max() < 1e-6  # a weight alone is constant
 
 
-@pytest.mark.parametrize("levels", [1, 2, 5, 40])
+@pytest.mark.parametrize("levels", [1, 3, 40])
 def test_ties_go_to_the_lower_expert(device, levels):
-    scores = torch.randint(0, levels, (9, 896)).to(device) / 64
+    scores = torch.randint(0, levels, (5, 896)).to(device) / 64
     bias = torch.randint(-3, 4, (896,)).to(device) / 64
     for b, topk in ((None, 16), (bias, 16), (bias, 7), (bias, 32)):
         out = moe_route(scores, b, topk, input="scores")

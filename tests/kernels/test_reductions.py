@@ -269,3 +269,17 @@ def test_two_reductions_of_one_tile(device):
     torch.testing.assert_close(
         out, torch.stack([x.sum(1), (x * x).sum(1)], 1), rtol=1e-4, atol=1e-3
     )
+
+
+@triton.jit
+def squares(x_ptr, out_ptr, BLOCK: tl.constexpr):
+    x = tl.load(x_ptr + tl.arange(0, BLOCK))
+    tl.store(out_ptr, tl.sum(x * x))
+
+
+def test_products_are_summed_by_fma(device):
+    """32 elements per thread, in four chains: a product starts each, the rest is fused."""
+    x, out = torch.randn(1024, device=device), torch.empty(1, device=device)
+    compiled = squares[(1,)](x, out, BLOCK=1024, num_warps=1)
+    torch.testing.assert_close(out[0], x.square().sum())
+    assert compiled.ptx.count("fma.rn.f32") == 28

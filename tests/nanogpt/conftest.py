@@ -25,7 +25,13 @@ def text():
 
 @pytest.fixture
 def config():
-    return dataclasses.replace(CONFIGS["tiny"], eval_every=10, eval_batches=1)
+    return dataclasses.replace(CONFIGS["tiny"], eval_batches=1)
+
+
+@pytest.fixture
+def small(config):
+    """The least that still has every part: for tests in which numbers do not matter."""
+    return dataclasses.replace(config, layers=1, context=16, batch=1)
 
 
 @pytest.fixture

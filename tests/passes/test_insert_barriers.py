@@ -186,3 +186,23 @@ def test_two_multi_buffers_in_the_same_memory_are_ordered():
         names = [op.name for op in walk(kernel_of(module))]
     second_copy = len(names) - names[::-1].index("mt.async_copy") - 1
     assert names[second_copy - 1] == "mt.barrier" and names.count("mt.barrier") == 3
+
+
+def test_a_multi_buffer_that_an_outer_loop_fills_anew_is_ordered():
+    """Its own waits and barriers order what lies before mt.local_dealloc, no more."""
+    pointers = T.replace("f32", "!mt.ptr<f32>")
+    text = (
+        "%0 = arith.constant 0 : i32\n%1 = arith.constant 1 : i32\n"
+        "scf.for %i = %0 to %n step %1 : i32 {\n"
+        '%a = "mt.local_alloc"() {mt.offset = 0 : i32, mt.pipelined} : () -> ' + f"{M}\n"
+        '"mt.async_copy"(%ptr, %a) {operandSegmentSizes = array<i32: 1, 1, 0, 0>} : '
+        f'({pointers}, {M}) -> ()\n"mt.async_wait"() {{pending = 0 : i32}} : () -> ()\n'
+        f'"mt.barrier"() : () -> ()\n%v = "mt.local_load"(%a) : ({M}) -> {T}\n'
+        f'"mt.local_dealloc"(%a) : ({M}) -> ()\n}}\n'
+    )
+    with use():
+        module = ir.Module.parse(f"func.func @k(%ptr: {pointers}, %n: i32) {{\n{text} return }}")
+        insert_barriers.run(module, Target.parse("sm_80"), PassOptions())
+        names = [op.name for op in walk(kernel_of(module))]
+    assert names[names.index("mt.async_copy") - 1] == "mt.barrier"
+    assert names.count("mt.barrier") == 2

@@ -94,6 +94,22 @@ def test_a_loop_that_stores_is_left_alone(kernel, names):
     assert any("may write memory" in text for text in remarks_of(module))
 
 
+@pytest.mark.parametrize("elsewhere", [1, 0])
+def test_a_promise_on_the_loop_lets_it_store_elsewhere(kernel, names, elsewhere):
+    """Pipelined only where the loop itself names num_stages and stores through another argument."""
+    kern = kernel(
+        tile_kernels.stores_each_step, a="*fp16", c="*fp16", n="i32", B=32, INTO_C=elsewhere
+    )
+    rng = np.random.default_rng(5)
+    a = (rng.standard_normal((4, 32, 32)) / 8).astype(np.float16)
+    module = kern.check([a, np.zeros_like(a)], [3])
+    assert ("mt.async_copy" in names(module)) == bool(elsewhere)
+    if elsewhere:
+        result = kern.run(module, [a, np.zeros_like(a)], [3])[1]
+        wide = a.astype(np.float32)
+        np.testing.assert_allclose(result[:3], wide[:3] @ wide[:3], atol=1e-3)
+
+
 def through_table(kernel, tile, **arguments):
     """The kernel `tile` on a table of three pages, two tiles per page, and what it gives."""
     rng = np.random.default_rng(3)

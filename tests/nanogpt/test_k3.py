@@ -1,0 +1,74 @@
+"""The language model of K3's parts: gradients, a few steps beside its torch twin, balancing."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from examples.nanogpt.config import CONFIGS
+from examples.nanogpt.data import make_corpus
+from examples.nanogpt.engine import MiniTritonEngine, TorchEngine
+from examples.nanogpt.k3_model import K3, K3Twin
+from examples.nanogpt.train import Run
+from tests.nanogpt.models import batch_of, errors, gradients, in_fp64, make
+
+
+@pytest.fixture
+def config():
+    return dataclasses.replace(CONFIGS["k3-tiny"], context=16, eval_batches=1)
+
+
+@pytest.fixture
+def corpus(text, config, device):
+    return make_corpus(text, config.context, by_byte=False, device=device)
+
+
+def test_gradients_against_fp64(config, corpus):
+    ours, twin = (make(kind, config, corpus, trained=True) for kind in (K3, K3Twin))
+    batch = batch_of(corpus, config)
+    loss, found = gradients(ours, *batch)
+    expected, wanted = gradients(in_fp64(twin), *batch)
+    _, torchs = gradients(twin, *batch)
+    assert abs(loss - expected) < 1e-5 * expected
+    limits = errors(torchs, wanted)
+    for name, error in errors(found, wanted).items():
+        assert error < max(4 * limits[name], 5e-5), name
+
+
+def test_a_few_steps(config, corpus):
+    """Ours and the twin take the same course; loss falls; no expert keeps all tokens."""
+    config = dataclasses.replace(config, steps=4, warmup=1, learning_rate=3e-3)
+    engines = (
+        MiniTritonEngine(make(K3, config, corpus), config.batch, graph=False),
+        TorchEngine(make(K3Twin, config, corpus), config.batch),
+    )
+    ours, theirs = (Run(engine, corpus, config, seed=0).train() for engine in engines)
+    assert ours.losses[-1] < ours.losses[0] - 0.1
+    assert max(abs(a - b) for a, b in zip(ours.losses, theirs.losses, strict=True)) < 2e-3
+    for mine, twins in zip(*(e.model.state_dict().items() for e in engines), strict=True):
+        if mine[0].endswith("bias"):
+            assert mine[1].abs().max() > 0 and mine[1].mean().abs() < 1e-6
+            torch.testing.assert_close(mine[1], twins[1], atol=2e-2, rtol=0)
+
+
+def test_biases_balance_the_experts(config, corpus):
+    """With weights at rest, the biases alone even out who gets how many tokens."""
+    model = make(K3, config, corpus, trained=True)
+    ids, targets = batch_of(corpus, config)
+    spread = []
+    for _ in range(3):
+        with torch.no_grad():
+            model(ids, targets)
+        counts = torch.stack([feed.routing.counts for feed in model._routed()]).float()
+        spread.append(counts.std(1).mean().item())
+        model.after_backward()
+        model.after_step()
+    assert spread[-1] < 0.6 * spread[0] and not model.counts.any()
+
+
+def test_every_parameter_has_one_optimizer(config, corpus):
+    model = make(K3, config, corpus)
+    projections, others = model._groups()
+    listed = [p for group in (*projections, *others) for p in group["params"]]
+    assert len(listed) == len({id(p) for p in listed}) == len(list(model.parameters()))
+    assert sorted(group["heads"] for group in projections) == [2, 6, 6, 6]
