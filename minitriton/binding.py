@@ -3,7 +3,8 @@
 `dispatcher_source` writes, per kernel, a function with the kernel's own signature. It forms the
 in-memory key of a call on CUDA tensors (dtype, alignment, integer class, constexpr values) inline
 and launches at once if that key was seen; anything unusual goes to `general`, which is thorough.
-All its own names start with `_mt_`, so that no parameter's name can clash.
+Tuples go through a function that `leaves_source` writes from the same rules. All names of ours
+start with `_mt_`, so that no parameter's name can clash.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from typing import Any
 
 from minitriton.frontend.signature import value_text
 from minitriton.runtime.arguments import ArgumentError
-from minitriton.specialize import Parameter
+from minitriton.specialize import Parameter, is_constant
 
 OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
+Rule = tuple[bool, bool]  # whether ints are specialised, and whether divisibility is
 
 
 def parameters_of(
@@ -95,6 +97,16 @@ def constexpr_key(name: str, value: Any) -> Any:
         raise ArgumentError(f"argument '{name}': {error}") from None
 
 
+def constant_key(value: Any) -> tuple[type, str] | None:
+    """Key of a value that is a constexpr by itself; None for all others and those without text."""
+    if not is_constant(value):
+        return None
+    try:
+        return type(value), value_text(value)
+    except TypeError:  # the thorough way says which argument it is
+        return None
+
+
 def freeze(further: dict[str, Any]) -> Any:
     """A hashable form of uncommon launch options."""
     return tuple((name, constexpr_key(name, further[name])) for name in sorted(further))
@@ -135,7 +147,7 @@ def _mt_for(_mt_grid):
     return {function}
 """
 # Keys: a tensor's dtype (in a tuple if misaligned); 1 for the number one, 2 to 4 for other ints by
-# width, 10 more if divisible by 16; the types float and bool; None.
+# width, 10 more if divisible by 16; the types float and bool; None; for tuples see _LEAVES.
 _RUNTIME = """
             _mt_t = _mt_type({name})
             if _mt_t is _mt_Tensor or _mt_t is _mt_Parameter:
@@ -144,10 +156,10 @@ _RUNTIME = """
                 _mt_d = {name}.get_device()
                 if _mt_d != _mt_dev:
                     if _mt_dev is not None:
-                        return _mt_general({everything})
+                        return {unusual}
                     _mt_dev = _mt_d
                 if not _mt_v{i}:
-                    return _mt_general({everything})
+                    return {unusual}
             elif _mt_t is _mt_int:
                 _mt_v{i} = {name}
                 if -2147483648 <= {name} <= 2147483647:
@@ -155,13 +167,37 @@ _RUNTIME = """
                 elif -9223372036854775808 <= {name} <= 18446744073709551615:
                     _mt_k{i} = (3 if {name} <= 9223372036854775807 else 4) + {wide_key}
                 else:
-                    return _mt_general({everything})
+                    return {unusual}
             elif _mt_t is _mt_float or _mt_t is _mt_bool:
                 _mt_v{i} = {name}; _mt_k{i} = _mt_t
             elif {name} is None:
                 _mt_v{i} = _mt_k{i} = None
             else:
-                return _mt_general({everything})"""
+                _mt_found = {leaves}({name}, _mt_dev)
+                if _mt_found is None:
+                    return {unusual}
+                _mt_k{i}, _mt_v{i}, _mt_dev = _mt_found"""
+# Of a tuple: the key, its class before its items' keys; the values in a list; the device, if one
+# is known by now. None for what is unusual.
+_LEAVES = """
+def {function}(_mt_items, _mt_dev):
+    _mt_class = _mt_type(_mt_items)
+    if _mt_class is not _mt_tuple:
+        _mt_key = _mt_constant_key(_mt_items)
+        if _mt_key is not None:
+            return _mt_key, None, _mt_dev
+        if not _mt_isinstance(_mt_items, _mt_tuple):
+            return None
+    _mt_keys = [_mt_class]
+    _mt_values = []
+    try:
+        for _mt_item in _mt_items:{binding}
+            _mt_keys.append(_mt_k)
+            _mt_values.append(_mt_v)
+    except _mt_RuntimeError:  # a tensor without an address
+        return None
+    return _mt_tuple(_mt_keys), _mt_values, _mt_dev
+"""
 _CONSTEXPR = """
             _mt_k{i} = {name}
             if _mt_type({name}) is not _mt_int:
@@ -173,7 +209,8 @@ def dispatcher_source(
 ) -> str:
     """Python source of `_mt_for(grid)`, which makes the function that binds and launches.
 
-    Runtime values are passed on as `_mt_v<index>`.
+    Runtime values are passed on as `_mt_v<index>`, those of a tuple in a list. The functions of
+    `leaves_source` that it calls come with it.
     """
     names = [p.name for p in parameters]
     has_default = {p.name: p.default is not p.empty for p in signature.parameters.values()}
@@ -190,7 +227,8 @@ def dispatcher_source(
     runtime = [i for i, p in enumerate(parameters) if not p.is_constexpr]
     if options and not keyword_only:
         written.append("*")
-    return _HEAD.format(
+    rules = sorted({_rule(parameters[i]) for i in runtime})
+    return "".join(map(leaves_source, rules)) + _HEAD.format(
         function=function,
         parameters=", ".join([*written, *(f"{option}=None" for option in options)]),
         bindings="".join(_binding(i, p, everything) for i, p in enumerate(parameters)),
@@ -220,14 +258,34 @@ def _binding(i: int, parameter: Parameter, everything: str) -> str:
     name = parameter.name
     if parameter.is_constexpr:
         return _CONSTEXPR.format(i=i, name=name)
-    aligned = parameter.specialize and parameter.specialize_alignment
+    return _runtime(i, name, _rule(parameter), f"_mt_general({everything})")
+
+
+def leaves_source(rule: Rule) -> str:
+    """Python source of the function that finds values and keys of a tuple's items."""
+    binding = _runtime("", "_mt_item", rule, "None")
+    return _LEAVES.format(function=_leaves_name(rule), binding=binding)
+
+
+def _rule(parameter: Parameter) -> Rule:
+    return parameter.specialize, parameter.specialize and parameter.specialize_alignment
+
+
+def _leaves_name(rule: Rule) -> str:
+    return f"_mt_leaves{rule[0]:d}{rule[1]:d}"
+
+
+def _runtime(i: int | str, name: str, rule: Rule, unusual: str) -> str:
+    """The lines that find the value and the key of what `name` holds at run time."""
+    specialize, aligned = rule
     sixteen = f"(0 if {name} & 15 else 10)" if aligned else "0"
     dtype = f"{name}.dtype"
     return _RUNTIME.format(
         i=i,
         name=name,
-        everything=everything,
+        unusual=unusual,
+        leaves=_leaves_name(rule),
         tensor_key=f"({dtype},) if _mt_v{i} & 15 else {dtype}" if aligned else dtype,
-        int_key=f"1 if {name} == 1 else 2 + {sixteen}" if parameter.specialize else "2",
+        int_key=f"1 if {name} == 1 else 2 + {sixteen}" if specialize else "2",
         wide_key=sixteen,
     )

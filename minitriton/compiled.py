@@ -50,6 +50,8 @@ class CompiledKernel:
         self.report: Any = None  # counters of the last launch in the emulator
         self.asm: Mapping[str, Any] = Stagewise(self)
         self.functions: dict[int, Function] = {}  # as loaded on each GPU
+        # for launches with every check, by GPU and whether they wait
+        self.launchers: dict[tuple[int, bool], Callable[..., None]] = {}
 
     def attach(
         self,

@@ -13,7 +13,7 @@ from minitriton.compiled import CompiledKernel
 from minitriton.ir.target import Target
 from minitriton.runtime import driver, module
 from minitriton.runtime.arguments import HOST, Argument, ArgumentError
-from minitriton.runtime.launch import make_launcher, normalize_grid, to_bytes
+from minitriton.runtime.launch import Place, make_launcher, normalize_grid, to_bytes
 from minitriton.specialize import Parameter, specialize
 
 _loading = threading.Lock()
@@ -54,9 +54,9 @@ def stream_getter() -> Callable[[int], int]:
 
 
 def launcher(
-    compiled: CompiledKernel, device: int, positions: Sequence[int], count: int, *, sync: bool
+    compiled: CompiledKernel, device: int, places: Sequence[Place], count: int, *, sync: bool
 ) -> Callable[..., None]:
-    """A launch function on GPU `device` that packs the values at `positions` out of `count`."""
+    """A launch function on GPU `device` that packs the values at `places` in its `count`."""
     compiled.check_resources()
     shape = compiled.shape
     with _loading:
@@ -67,7 +67,7 @@ def launcher(
             )
             compiled.functions[device] = function
     dtypes = compiled.parameter_dtypes()
-    return make_launcher(function, shape, dtypes, positions, count, sync=sync)
+    return make_launcher(function, shape, dtypes, places, count, sync=sync)
 
 
 def run(
@@ -86,8 +86,11 @@ def run(
     driver.check_alive()
     if settings.debug:
         _check_addresses(leaves, device)
-    count = len(leaves)
-    launch = launcher(compiled, device, range(count), count, sync=settings.sync)
+    launch = compiled.launchers.get((device, settings.sync))
+    if launch is None:
+        places = [(i,) for i in range(len(leaves))]
+        launch = launcher(compiled, device, places, len(leaves), sync=settings.sync)
+        compiled.launchers[device, settings.sync] = launch
     launch(*grid, current_stream(device), *(argument.value for _, argument in leaves))
 
 

@@ -24,7 +24,7 @@ from minitriton.ir.target import Target
 from minitriton.runtime import driver
 from minitriton.runtime.arguments import HOST, ArgumentError
 from minitriton.runtime.launch import normalize_grid
-from minitriton.specialize import Call, Parameter, check_options, specialize
+from minitriton.specialize import Call, Parameter, check_options, places, specialize
 
 
 class KernelCallError(MiniTritonError, RuntimeError):
@@ -78,6 +78,7 @@ class Kernel:
         self._seen: dict[Any, tuple[Any, CompiledKernel, Any]] = {}
         self._knows_torch = False
         self._unchanged: Callable[[], bool] | None = None
+        self._text: tuple[str, Callable[[], bool] | None] = "", None  # cache_text, while it holds
         self.pre_run_hooks: list[Callable[..., None]] = []
 
     @property
@@ -117,7 +118,12 @@ class Kernel:
 
     def cache_text(self) -> str:
         """What stands for this kernel where it is a constexpr argument of another."""
-        return f"{self.fn.__module__}.{self.fn.__qualname__} {self.source.dependency_key()}"
+        text, unchanged = self._text
+        if not text or (unchanged is not None and not unchanged()):
+            unchanged = self._watch()
+            text = f"{self.fn.__module__}.{self.fn.__qualname__} {self.source.dependency_key()}"
+            self._text = text, unchanged
+        return text
 
     def __repr__(self) -> str:
         return f"<Kernel {self.fn.__module__}.{self.fn.__qualname__}{self.signature}>"
@@ -174,7 +180,9 @@ class Kernel:
             "_mt_Parameter": torch.nn.Parameter if self._knows_torch and torch else _NoTensor,
             "_mt_type": type, "_mt_int": int, "_mt_float": float, "_mt_bool": bool,
             "_mt_tuple": tuple, "_mt_len": len, "_mt_dict": dict, "_mt_callable": callable,
+            "_mt_isinstance": isinstance, "_mt_constant_key": binding.constant_key,
             "_mt_KeyError": KeyError, "_mt_TypeError": TypeError, "_mt_struct_error": struct.error,
+            "_mt_RuntimeError": RuntimeError,
             "_mt_OverflowError": OverflowError, "_mt_again": self._again,
             "_mt_general": self._general, "_mt_first": self._first,
             "_mt_constexpr_key": binding.constexpr_key, "_mt_freeze": binding.freeze,
@@ -265,9 +273,10 @@ class Kernel:
         call = self._specialize(values, {**launch_options, **further}, settings)
         target = execute.target_for(device, settings)
         compiled = self._compile(call.spec, target, settings, cubin=True)
-        runtime = [p.name for p in self.parameters if not p.is_constexpr]
-        positions = [runtime.index(name) for name, _ in call.leaves]
-        launch = execute.launcher(compiled, device, positions, len(runtime), sync=settings.sync)
+        pairs = zip(call.spec.params, self.parameters, strict=True)
+        passed = [spec for spec, parameter in pairs if not parameter.is_constexpr]
+        found_at = [(i, *place) for i, spec in enumerate(passed) for place in places(spec)]
+        launch = execute.launcher(compiled, device, found_at, len(passed), sync=settings.sync)
         self._seen[key] = found = (launch, compiled, self._unchanged)
         return found
 
@@ -288,7 +297,7 @@ class Kernel:
         launch_options: Mapping[str, Any],
         further: Mapping[str, Any],
     ) -> CompiledKernel:
-        """Any launch, with every check: CPU arrays, tuples, hooks, arrays of other libraries."""
+        """Any launch, with every check: CPU arrays, hooks, arrays of other libraries."""
         if not self._knows_torch and "torch" in sys.modules:
             self.__dict__.pop("_for", None)
         settings = options.read()

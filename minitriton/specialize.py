@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,11 +85,8 @@ def _parameter(
     parameter: Parameter, name: str, value: Any
 ) -> tuple[ParamSpec, list[tuple[str, Argument]]]:
     """The ParamSpec of one value, and its runtime parts."""
-    if type(value).__name__ == "constexpr" and hasattr(value, "value"):
-        value, is_constexpr = value.value, True
-    else:
-        is_constexpr = parameter.is_constexpr or hasattr(value, "cache_text")
-    if is_constexpr:
+    if parameter.is_constexpr or is_constant(value):
+        value = value.value if _is_constexpr(value) else value
         try:
             value_text(value)
         except TypeError as error:
@@ -115,6 +112,15 @@ def _parameter(
     if spec.kind == "scalar" and spec.dtype.startswith(("fp", "bf")):
         argument = Argument("float", _rounded(spec.dtype, argument.value))
     return spec, [(name, argument)]
+
+
+def is_constant(value: Any) -> bool:
+    """Whether a value is a constexpr whatever its parameter: `tl.constexpr(x)`, a jit function."""
+    return _is_constexpr(value) or hasattr(value, "cache_text")
+
+
+def _is_constexpr(value: Any) -> bool:
+    return type(value).__name__ == "constexpr" and hasattr(value, "value")
 
 
 def _rounded(dtype: str, value: float) -> float:
@@ -187,6 +193,16 @@ def _annotated(parameter: Parameter, name: str, argument: Argument) -> ParamSpec
     if not low <= value < high:
         refuse(name, f"{value}", f"it is annotated as {dtype}, which holds {low} to {high - 1}")
     return ParamSpec(name, "scalar", dtype, None, bits > 1 and _divisible(parameter, value))
+
+
+def places(spec: ParamSpec) -> Iterator[tuple[int, ...]]:
+    """Where `spec.runtime_leaves()` stand in the value: an index for each level of tuples."""
+    if spec.kind == "tuple":
+        for index, element in enumerate(spec.value):
+            for place in places(element):
+                yield index, *place
+    elif spec.kind != "constexpr":
+        yield ()
 
 
 def common_device(leaves: Sequence[tuple[str, Argument]]) -> int | None:

@@ -28,6 +28,7 @@ _SLOT = {
 _WIDTH = {"int1": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "fp16": 2, "bf16": 2,
           "int32": 4, "uint32": 4, "fp32": 4, "int64": 8, "uint64": 8, "fp64": 8}  # fmt: skip
 POINTER = "*"
+Place = tuple[int, ...]  # the index of a launcher's value, then an index for each level of tuples
 
 
 class LaunchError(MiniTritonError, ValueError):
@@ -126,7 +127,7 @@ def make_launcher(
     function: Function,
     shape: LaunchShape,
     dtypes: Sequence[str],
-    positions: Sequence[int],
+    places: Sequence[Place],
     count: int,
     *,
     sync: bool = False,
@@ -135,7 +136,7 @@ def make_launcher(
 ) -> Callable[..., None]:
     """A function `launch(gx, gy, gz, stream, v0, ..., v{count-1})`.
 
-    It packs the values at `positions` as `dtypes` and launches on the raw `stream`. `launch_ex`
+    It packs the values at `places` as `dtypes` and launches on the raw `stream`. `launch_ex`
     stands in for the driver's function in tests. Raises CudaError; with `sync` also what the
     kernel met.
     """
@@ -171,9 +172,10 @@ def make_launcher(
         "recent": driver.STATE.recent.append, "name": function.name, "wait": wait,
         "to_bf16": bfloat16_bits, "launch_ex": launch_ex,
     }  # fmt: skip
+    found = ["v" + "".join([str(i), *(f"[{j}]" for j in rest)]) for i, *rest in places]
     values = [
-        f"to_bf16(v{position})" if dtype == "bf16" else f"v{position}"
-        for dtype, position in zip(dtypes, positions, strict=True)
+        f"to_bf16({value})" if dtype == "bf16" else value
+        for dtype, value in zip(dtypes, found, strict=True)
     ]
     text = _TEMPLATE.format(
         parameters="".join(f", v{i}" for i in range(count)),

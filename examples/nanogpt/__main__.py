@@ -71,7 +71,9 @@ def choose_tier(options: argparse.Namespace, config: Config) -> str:
     if config.k3 is None:
         return options.tier or "bf16"
     if options.tier not in (None, "fp32"):
-        raise TrainingError(f"the K3 model is trained in fp32 only; leave out --tier {options.tier}")
+        raise TrainingError(
+            f"the K3 model is trained in fp32 only; leave out --tier {options.tier}"
+        )
     return "fp32"
 
 
@@ -100,9 +102,7 @@ def make_engine(
 def distribute(model: torch.nn.Module) -> torch.nn.Module:
     """Data parallel; buffers stay as they are, for each process draws dropout masks of its own."""
     ids = [torch.cuda.current_device()] if torch.cuda.is_available() else None
-    return torch.nn.parallel.DistributedDataParallel(
-        model, device_ids=ids, broadcast_buffers=False
-    )
+    return torch.nn.parallel.DistributedDataParallel(model, device_ids=ids, broadcast_buffers=False)
 
 
 @contextlib.contextmanager

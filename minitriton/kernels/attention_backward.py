@@ -166,15 +166,17 @@ def _dkdv_kernel(
             sequence * heads + head, threshold, C,
         )  # fmt: skip
         C_K: tl.constexpr = C.HEAD if C.SHARED else C.QK
-        dk = dk_ptr + (to * heads + head) * C_K
-        store_tile(dk, heads * C_K, first, keys, dk1 * (scale / LOG2E), C.BLOCK_N, C.HEAD, C.TILE)
+        row_heads = heads * C.APART
+        dk = dk_ptr + (to * row_heads + head) * C_K
+        dk1 *= scale / LOG2E
+        store_tile(dk, row_heads * C_K, first, keys, dk1, C.BLOCK_N, C.HEAD, C.TILE)
         if C.REST > 0 and not C.SHARED:
             store_tile(
-                dk + C.HEAD, heads * C_K, first, keys, dk2 * (scale / LOG2E), C.BLOCK_N,
+                dk + C.HEAD, row_heads * C_K, first, keys, dk2 * (scale / LOG2E), C.BLOCK_N,
                 C.QK - C.HEAD, REST,
             )  # fmt: skip
-        dv_at = dv_ptr + (to * heads + head) * C.V
-        store_tile(dv_at, heads * C.V, first, keys, dv * kept_scale, C.BLOCK_N, C.V, C.V_TILE)
+        dv_at = dv_ptr + (to * row_heads + head) * C.V
+        store_tile(dv_at, row_heads * C.V, first, keys, dv * kept_scale, C.BLOCK_N, C.V, C.V_TILE)
     if C.SHARED:
         to += tl.program_id(1).to(tl.int64) * batches * key_tokens
         width: tl.constexpr = C.QK - C.HEAD
@@ -259,8 +261,9 @@ def _dq_kernel(
             queries, keys, scale, kept_scale, seed, sequence * heads + head, threshold, C,
             masked == 1,
         )  # fmt: skip
-    dq_ptr += (tl.cast(batch * tokens + begin, tl.int64) * heads + head) * C.QK
-    dq1, dq2, stride = dq1 * (scale / LOG2E), dq2 * (scale / LOG2E), heads * C.QK
+    row_heads = heads * C.APART
+    dq_ptr += (tl.cast(batch * tokens + begin, tl.int64) * row_heads + head) * C.QK
+    dq1, dq2, stride = dq1 * (scale / LOG2E), dq2 * (scale / LOG2E), row_heads * C.QK
     store_tile(dq_ptr, stride, first, queries, dq1, C.BLOCK_M, C.HEAD, C.TILE)
     if C.REST > 0:
         dq_ptr += C.HEAD
@@ -291,7 +294,8 @@ def backward(
     call: Operands, plan: Plan, dout: torch.Tensor, lse: torch.Tensor, delta: torch.Tensor,
     dq: torch.Tensor, dk: torch.Tensor, drest: torch.Tensor, dv: torch.Tensor,
 ) -> None:  # fmt: skip
-    """Fills dq, dk, dv, contiguous; drest [B, T, R], what the heads share, if plan.SHARED."""
+    """Fills dq, dk, dv, contiguous or with tokens plan.APART times as far from each other; drest
+    [B, T, R], what the heads share, if plan.SHARED."""
     (block_m, block_n, warps, stages), dq_tile = _tiles(plan, call.q.element_size())
     plan = dataclasses.replace(plan, BLOCK_M=block_m, BLOCK_N=block_n, GATED=False)
     batch, tokens, heads, _ = call.q.shape

@@ -9,6 +9,7 @@ by itself.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from minitriton.kernels.attention import (
 )
 from minitriton.kernels.attention_tiles import Operands, Plan, aligned, channel_tiles
 from minitriton.kernels.checks import KernelArgumentError
+from minitriton.kernels.operator import operator
 
 MOST_HEADS = 65_535  # the second dimension of a grid
 
@@ -90,7 +92,7 @@ def _call(
     return call, call.plan(causal, False, precision)
 
 
-@torch.library.custom_op("minitriton::packed_attention", mutates_args=())
+@operator("packed_attention")
 def _op(
     qkv: torch.Tensor, heads: int, seed: torch.Tensor | None, causal: bool, dropout: float,
     precision: str,
@@ -103,7 +105,7 @@ def _op(
     return out, lse
 
 
-@torch.library.custom_op("minitriton::packed_attention_backward", mutates_args=())
+@operator("packed_attention_backward")
 def _backward_op(
     grad: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, qkv: torch.Tensor, heads: int,
     seed: torch.Tensor | None, causal: bool, dropout: float, precision: str,
@@ -113,10 +115,9 @@ def _backward_op(
         call, plan = _call(qkv, heads, seed, causal, dropout, precision)
         o, do = (x.unflatten(2, (heads, -1)) for x in (out, grad))
         delta, dout = attention_backward.prepare(call, plan, o, do, None, lse)
-        dq, dk, dv = (torch.empty_like(x.contiguous()) for x in _parts(dqkv, heads))
+        dq, dk, dv = _parts(dqkv, heads)
+        plan = dataclasses.replace(plan, APART=3)
         attention_backward.backward(call, plan, dout, lse, delta, dq, dk, dq, dv)
-        for to, x in zip(_parts(dqkv, heads), (dq, dk, dv), strict=True):
-            to.copy_(x)
     return dqkv
 
 

@@ -141,6 +141,7 @@ class Plan:
     ALIGN: int  # elements in 16 bytes: divides all strides
     BLOCK_M: int = 0
     BLOCK_N: int = 0
+    APART: int = 1  # how far tokens of dq, dk and dv lie apart, in times their own size
 
     # Channels that tiles read: whole copies of 16 bytes, see `aligned`.
 

@@ -68,7 +68,11 @@ def check(tensors, options, bounds=None, grads=("out", "final")):
     for name, x in found.items():
         assert x.dtype == tensors[name].dtype and x.shape == tensors[name].shape
         assert x.isfinite().all(), name
-        assert relative(x, expected[name]) < bounds[name in LOOSE], name
+        if name == "A_log":  # a sum over all tokens and channels, which may cancel
+            terms = expected["g"] * (exact["g"] + exact["dt_bias"])
+            assert (x - expected[name]).norm() < bounds[1] * terms.norm()
+        else:
+            assert relative(x, expected[name]) < bounds[name in LOOSE], name
 
 
 @pytest.mark.parametrize("layout", ["kv", "vk"])

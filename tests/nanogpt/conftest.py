@@ -19,7 +19,7 @@ def device(request):
 @pytest.fixture(scope="session")
 def text():
     """Some thousand characters with structure to learn: counting, in words."""
-    ones = "zero one two three four five six seven eight nine".split()
+    ones = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
     return "".join(f"{ones[i // 10 % 10]} {ones[i % 10]}, then\n" for i in range(400))
 
 

@@ -33,7 +33,9 @@ def test_text_goes_on_beyond_the_context(small, corpus):
 
 def test_what_cannot_be_continued(small, corpus):
     model = make(GPT, small, corpus)
-    with pytest.raises(DataError, match="17 tokens to continue; the model's context is 16: shorten"):
+    with pytest.raises(
+        DataError, match="17 tokens to continue; the model's context is 16: shorten"
+    ):
         generate(model, corpus.tokeniser, "o" * 17, 1)
     with pytest.raises(DataError, match=r"characters that the corpus does not have: \['Q'\]"):
         generate(model, corpus.tokeniser, "Q", 1)
