@@ -92,7 +92,7 @@ def constexpr_key(name: str, value: Any) -> Any:
     if value is None:
         return None
     try:
-        return kind, value_text(value)
+        return kind, value.cache_text() if hasattr(kind, "cache_text") else value_text(value)
     except TypeError as error:
         raise ArgumentError(f"argument '{name}': {error}") from None
 
@@ -158,7 +158,7 @@ _RUNTIME = """
                     if _mt_dev is not None:
                         return {unusual}
                     _mt_dev = _mt_d
-                if not _mt_v{i}:
+                if not _mt_v{i} and {name}.numel():
                     return {unusual}
             elif _mt_t is _mt_int:
                 _mt_v{i} = {name}

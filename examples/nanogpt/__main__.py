@@ -14,18 +14,16 @@ from pathlib import Path
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from examples.nanogpt.build import ENGINES, build_engine
 from examples.nanogpt.checkpoint import CheckpointError
 from examples.nanogpt.config import CONFIGS, Config
 from examples.nanogpt.data import Corpus, DataError, load_text, make_corpus
-from examples.nanogpt.engine import Engine, MiniTritonEngine, TorchEngine
-from examples.nanogpt.k3_model import K3, K3Twin
-from examples.nanogpt.model import GPT, TIERS, LanguageModel
+from examples.nanogpt.engine import Engine
+from examples.nanogpt.model import TIERS
 from examples.nanogpt.sample import encode_start, generate
 from examples.nanogpt.train import Record, Run, TrainingError
-from examples.nanogpt.twin import Twin
 
 COUNTS = ("steps", "batch", "context", "eval_every", "eval_batches", "accumulate")
-ENGINES = ("minitriton", "torch", "torch-compile", "torch-compile-graphs")
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -77,34 +75,6 @@ def choose_tier(options: argparse.Namespace, config: Config) -> str:
     return "fp32"
 
 
-def make_engine(
-    name: str, config: Config, tokens: int, options: argparse.Namespace, device: str, ranks: int
-) -> Engine:
-    """An engine whose weights depend on the seed alone."""
-    torch.manual_seed(options.seed)
-    ours = name == "minitriton"
-    kind: type[LanguageModel]
-    if config.k3 is None:
-        kind = GPT if ours else Twin
-    else:
-        kind = K3 if ours else K3Twin
-    model = kind(config, tokens, choose_tier(options, config)).to(device)
-    wrap = distribute if ranks > 1 else None
-    if ours:
-        graph = device == "cuda" and ranks == 1 and not options.no_graph
-        return MiniTritonEngine(model, config.batch // ranks, graph=graph, wrap=wrap)
-    if isinstance(model, Twin):
-        model.same_masks = options.same_masks
-    mode = name.removeprefix("torch").strip("-") or "eager"
-    return TorchEngine(model, config.batch // ranks, mode, wrap)
-
-
-def distribute(model: torch.nn.Module) -> torch.nn.Module:
-    """Data parallel; buffers stay as they are, for each process draws dropout masks of its own."""
-    ids = [torch.cuda.current_device()] if torch.cuda.is_available() else None
-    return torch.nn.parallel.DistributedDataParallel(model, device_ids=ids, broadcast_buffers=False)
-
-
 @contextlib.contextmanager
 def progress_bar(steps: int, quiet: bool) -> Iterator[Progress]:
     columns = (
@@ -119,7 +89,10 @@ def train(
     name: str, config: Config, corpus: Corpus, options: argparse.Namespace, device: str, rank: int,
     ranks: int,
 ) -> tuple[Engine, Record]:  # fmt: skip
-    engine = make_engine(name, config, corpus.tokeniser.tokens, options, device, ranks)
+    engine = build_engine(
+        name, config, corpus.tokeniser.tokens, choose_tier(options, config), options.seed, device,
+        ranks=ranks, graph=not options.no_graph, same_masks=options.same_masks,
+    )  # fmt: skip
     identity = {
         "engine_name": name, "tier": engine.model.tier, "seed": options.seed, "ranks": ranks,
         "corpus": corpus.digest, **config.flat(),

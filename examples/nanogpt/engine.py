@@ -149,9 +149,7 @@ class MiniTritonEngine:
 class TorchEngine:
     """A twin on torch's kernels: "eager", "compile", or "compile-graphs" (reduce-overhead)."""
 
-    def __init__(
-        self, model: LanguageModel, batch: int, mode: str = "eager", wrap: Wrap | None = None
-    ) -> None:
+    def __init__(self, model: LanguageModel, mode: str = "eager", wrap: Wrap | None = None) -> None:
         config = model.config
         self.model = model
         self.optimizer = model.make_optimizer()

@@ -101,8 +101,7 @@ class Run:
         while self.done < last:
             if self.done % self.config.eval_every == 0:
                 begin = self._pause(begin, self._evaluate)
-            self._fresh.append(self._step().clone())
-            self.done += 1
+            self._fresh.append(self.step().clone())
             if self.done % LOOK_EVERY == 0 or self.done == last:
                 self._look()
             if self.folder is not None and self.done % self.save_every == 0:
@@ -112,12 +111,15 @@ class Run:
             self._save()
         return self.record
 
-    def _step(self) -> torch.Tensor:
+    def step(self) -> torch.Tensor:
+        """One step, and the losses that its engine gives."""
         config = self.config
         first = offsets(len(self.corpus.train), config.context, config.batch, self.seed, self.done)
         share = config.batch // self.ranks
         mine = first[self.rank * share : (self.rank + 1) * share]
-        return self.engine.step(self.corpus.train, mine, learning_rate(config, self.done))
+        rate = learning_rate(config, self.done)
+        self.done += 1
+        return self.engine.step(self.corpus.train, mine, rate)
 
     def _look(self) -> None:
         """Fetches the losses since the last look; stops where one is not finite."""

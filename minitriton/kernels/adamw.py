@@ -73,11 +73,11 @@ def _update_kernel(
     m = tl.load(mean_ptr + flat, mask=mask, other=0.0)
     v = tl.load(square_ptr + flat, mask=mask, other=0.0)
     p = tl.load(data_ptr + flat, mask=mask, other=0.0)
-    p *= 1 - lr * tl.load(decay_ptr + tensor)
     m += (g - m) * (1 - beta1)
     v = v * beta2 + (1 - beta2) * g * g
     deviation = tl.sqrt_rn(v) * tl.load(scalars_ptr + 2) + eps
-    p -= lr * tl.load(scalars_ptr + 1) * tl.div_rn(m, deviation)
+    step = lr * tl.load(scalars_ptr + 1) * tl.div_rn(m, deviation)
+    p -= step + lr * tl.load(decay_ptr + tensor) * p  # one rounding
     tl.store(mean_ptr + flat, m, mask=mask)
     tl.store(square_ptr + flat, v, mask=mask)
     tl.store(data_ptr + flat, p, mask=mask)

@@ -23,6 +23,7 @@ from minitriton.kernels.attention_tiles import (
     channel_tiles,
 )
 from minitriton.kernels.checks import KernelArgumentError
+from minitriton.kernels.operator import operator
 
 WIDEST = 256
 
@@ -253,7 +254,7 @@ def _check_sequences(value: object, q: torch.Tensor) -> torch.Tensor | None:
     return value.to(device=q.device, dtype=torch.int32)
 
 
-@torch.library.custom_op("minitriton::attention", mutates_args=())
+@operator("attention")
 def _attend_op(
     q: torch.Tensor, k: torch.Tensor, rest: torch.Tensor | None, v: torch.Tensor,
     gate: torch.Tensor | None, cu_seqlens: torch.Tensor | None, seed: torch.Tensor | None,
@@ -267,7 +268,7 @@ def _attend_op(
     return out, lse
 
 
-@torch.library.custom_op("minitriton::attention_backward", mutates_args=())
+@operator("attention_backward")
 def _attend_backward_op(
     grad: torch.Tensor, dlse: torch.Tensor | None, out: torch.Tensor, lse: torch.Tensor,
     q: torch.Tensor, k: torch.Tensor, rest: torch.Tensor | None, v: torch.Tensor,

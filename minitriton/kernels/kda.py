@@ -20,6 +20,7 @@ from minitriton.kernels.checks import KernelArgumentError
 from minitriton.kernels.kda_backward import backward
 from minitriton.kernels.kda_chunks import chunks_of
 from minitriton.kernels.kda_forward import Options, Results, prepare, scan
+from minitriton.kernels.operator import operator
 
 WIDEST = 128  # channels of a head
 GATES = {None: 0, "sigmoid": 1, "softplus": 2}
@@ -235,7 +236,7 @@ def _empty_outputs(
     return out, torch.empty(shape, dtype=torch.float32, device=v.device)
 
 
-@torch.library.custom_op("minitriton::chunk_kda", mutates_args=())
+@operator("chunk_kda")
 def _kda_op(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor,
     a_log: torch.Tensor | None, dt_bias: torch.Tensor | None, initial: torch.Tensor | None,
@@ -254,7 +255,7 @@ def _kda_op(
     return out, final
 
 
-@torch.library.custom_op("minitriton::chunk_kda_backward", mutates_args=())
+@operator("chunk_kda_backward")
 def _kda_backward_op(
     grad: torch.Tensor | None, final_grad: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor,
     v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, a_log: torch.Tensor | None,

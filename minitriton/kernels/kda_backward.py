@@ -3,7 +3,7 @@
 The forward pass's `prepare` and `scan` run again and give operands, the state before every chunk,
 V' and, for the L2 norm's sake, the output. `reverse_scan` (kda_backward_scan.py) gives the gradient
 of every state; two kernels over all chunks at once (kda_backward_chunk.py) do the rest. No atomics:
-equal inputs give equal bits. Scratch memory at K = V = 128 and bf16: 2.6 kB per token and head.
+equal inputs give equal bits. Scratch memory at K = V = 128 and bf16: 3.4 kB per token and head.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def backward(
         operands, dout, beta, dfinal, None if initial is None else dinitial, options, chunks,
         dstates, x,
     )  # fmt: skip
-    wide, summed = _tile(exact, keys, columns)
+    wide, summed = _tile(q, columns)
     blocks = triton.cdiv(keys, wide)
     ab = q.new_empty(count, heads, 2, CHUNK, CHUNK, dtype=dtype)
     norms = q.new_empty(*q.shape[:3], 4, dtype=torch.float32)
@@ -81,11 +81,13 @@ def backward(
     return made
 
 
-def _tile(exact: bool, keys: int, columns: int) -> tuple[int, int]:
+def _tile(q: torch.Tensor, columns: int) -> tuple[int, int]:
     """Channels of K that a program of keys_kernel holds, columns of V summed at a time.
 
-    Smaller where operands are fp32 or rows are not aligned: the registers do not do for more.
+    So many that no architecture runs out of registers, which it does sooner in fp32, where rows are
+    not aligned, and before sm_90.
     """
-    if exact or keys % 16 or columns % 16:
+    if q.dtype == torch.float32 or q.shape[3] % 16 or columns % 16:
         return 16, 16
-    return min(block(keys), 32), min(block(columns), 64)
+    new = q.is_cuda and torch.cuda.get_device_capability(q.device) >= (9, 0)
+    return min(block(q.shape[3]), 32 if new else 16), min(block(columns), 64)

@@ -120,7 +120,7 @@ def _span(decay, low, high, DTYPE: tl.constexpr):
     """
     row = tl.arange(0, tiles.CHUNK)[None, :]
     chosen = tl.where((row > low) & (row <= high), 1.0, 0.0).to(tl.bfloat16)
-    TERMS: tl.constexpr = 3 if DTYPE == tl.float32 else 2
+    TERMS: tl.constexpr = 3 if tl.float32 == DTYPE else 2
     total = tl.zeros(decay.shape, tl.float32)
     for _ in tl.static_range(TERMS):
         part = decay.to(tl.bfloat16)
@@ -225,7 +225,7 @@ def keys_kernel(
     floor, GATE: tl.constexpr, BIASED: tl.constexpr, L2: tl.constexpr, SIGMOID: tl.constexpr,
     FINEST: tl.constexpr, PRECISION: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
-    """BK channels of one chunk of one head: dq, dk, dg, and what the gate's parameters get of it."""
+    """BK channels of one chunk of one head: dq, dk, dg, and a share of the gate's parameters."""
     blocks = tl.cdiv(keys, BK)
     program, start = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks * BK
     chunk, head, width = program // heads, program % heads, keys - start
@@ -253,8 +253,8 @@ def keys_kernel(
     dout_at = batch * dout_batch + token * dout_token + head * dout_head
     read, known, written, kept = _through_states(
         dout_ptr + dout_at, dout_token, x_ptr + place * columns, values_ptr + place * columns,
-        heads * columns, states_ptr + state_at, dstates_ptr + state_at, rows, width, columns, BK, BV,
-        PRECISION,
+        heads * columns, states_ptr + state_at, dstates_ptr + state_at, rows, width, columns, BK,
+        BV, PRECISION,
     )  # fmt: skip
     DTYPE: tl.constexpr = values_ptr.dtype.element_ty
     entering = tl.exp2(_span(decay, -1, row, DTYPE))

@@ -1,4 +1,4 @@
-"""KDA backward, the serial part: gradients of the states, from a sequence's last chunk to its first.
+"""KDA backward, the serial part: gradients of the states, from the last chunk to the first.
 
 With D the gradient of the state that leaves a chunk, dO that of the output, and the operands of
 `kda_forward`:
@@ -105,4 +105,4 @@ def _tile(exact: bool, programs: int) -> tuple[int, int]:
     """Columns of V that a program holds, and its warps: narrow where there are few sequences."""
     if exact:
         return 16, 8
-    return (64, 8) if programs >= 64 else (32, 4)
+    return (64, 8) if programs >= 64 else (32, 8)

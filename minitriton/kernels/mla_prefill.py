@@ -27,6 +27,7 @@ from minitriton.kernels.attention import (
 )
 from minitriton.kernels.attention_tiles import aligned
 from minitriton.kernels.checks import KernelArgumentError
+from minitriton.kernels.operator import operator
 
 HEADS = 16  # rotated by one program
 
@@ -157,7 +158,7 @@ def _check_rope(rope: object, q: torch.Tensor, rest: int) -> Rope:
     return pairs[0], pairs[1]
 
 
-@torch.library.custom_op("minitriton::rotate", mutates_args=())
+@operator("rotate")
 def _rotate_op(
     x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, first: int, direction: float
 ) -> torch.Tensor:

@@ -21,6 +21,7 @@ ALWAYS, ROTATED = ("sm_80", "sm_90a"), ("sm_86", "sm_89", "sm_100a", "sm_120a")
 MAY_SPILL = {  # test: why its kernels cannot do with 255 registers
     "test_half": "one warp holds a 128x64 accumulator: 256 registers per thread",
     "test_fp32_precisions": "a 64x64x64 product without tensor cores keeps whole rows in registers",
+    "test_fp32": "tf32x3 products of 64x64 tiles keep both halves of their operands in registers",
     "test_broadcast_then_reduce": "four warps hold a 128x128 tile: 128 registers, twice",
 }
 

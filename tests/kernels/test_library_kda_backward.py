@@ -82,19 +82,20 @@ def test_lengths_in_one_row(device, layout):
     check(tensors, options)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_heads_and_batches(device, dtype):
+def test_heads_and_batches(device):
     for shape, scale in (((2, 65, 3, 24, 40), None), ((1, 1, 3, 24, 40), 0.7)):
         options = {"scale": scale}
-        check(inputs(shape, dtype, device, options, states=shape[0]), options)
+        check(inputs(shape, torch.bfloat16, device, options, states=shape[0]), options)
 
 
 def test_full_width(device):
     check(inputs((1, 130, 1, 128, 128), torch.bfloat16, device, K3), K3)
 
 
-def test_exact_k3_form(device):
+def test_fp32(device):
+    """K3's form; then keys of cosine 0.5 and hardly any decay: the inverse matters."""
     check(inputs((1, 70, 1, 40, 24), torch.float32, device, K3, states=1), K3)
+    check(similar_keys(torch.float32, device), {})
 
 
 def test_gate_without_a_bound(device):
@@ -105,24 +106,27 @@ def test_gate_without_a_bound(device):
         check(tensors, options)
 
 
-def test_keys_that_resemble_each_other(device):
-    """Cosine 0.5 and hardly any decay: the inverse matters, states cancel."""
+def similar_keys(dtype, device):
+    """Inputs whose keys have a mutual cosine of 0.5, with strong writes and hardly any decay."""
     tensors = inputs((1, 130, 3, 24, 40), torch.float32, device, {})
     with torch.no_grad():
         common = torch.nn.functional.normalize(torch.randn(1, 1, 3, 24, device=device), dim=-1)
-        own = torch.nn.functional.normalize(tensors["k"], dim=-1)
-        tensors["k"].copy_(torch.nn.functional.normalize(common + own, dim=-1))
+        tensors["k"].copy_(torch.nn.functional.normalize(common + tensors["k"], dim=-1))
         tensors["g"].mul_(0.01)
         tensors["beta"].mul_(0.1).add_(0.9)
-    check(tensors, {})
-    tensors = {name: x.detach().bfloat16().requires_grad_() for name, x in tensors.items()}
-    check(tensors, {}, bounds=(2e-2, 5e-2))
+    return {name: x.detach().to(dtype).requires_grad_() for name, x in tensors.items()}
+
+
+def test_keys_that_resemble_each_other(device):
+    check(similar_keys(torch.bfloat16, device), {}, bounds=(2e-2, 5e-2))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", BOUNDS, ids=str)
 def test_thousand_tokens(device, dtype):
     """The gradient of the gate must not lose digits with the context's length."""
+    if device == "cpu":
+        pytest.skip("too much for the emulator")
     for options in (K3, {"gate": "softplus", "qk_l2norm": True}):
         check(inputs((1, 1000, 3, 128, 128), dtype, device, options, states=1), options)
     options = {**K3, "cu_seqlens": torch.tensor([0, 300, 300, 1000])}
@@ -131,19 +135,22 @@ def test_thousand_tokens(device, dtype):
 
 @pytest.mark.parametrize("grads", [("final",), ("out",)])
 def test_one_result_alone(device, grads):
-    check(inputs((2, 65, 3, 24, 40), torch.float32, device, {}, states=2), {}, grads=grads)
+    tensors = inputs((2, 65, 3, 24, 40), torch.bfloat16, device, {}, states=2)
+    with torch.no_grad():
+        tensors["g"].mul_(0.02)  # the first state still counts in the last
+    check(tensors, {}, grads=grads)
 
 
 def test_tokens_that_are_not_written(device):
     """beta = 0 has a gradient."""
-    tensors = inputs((2, 65, 3, 24, 40), torch.float32, device, {})
+    tensors = inputs((2, 65, 3, 24, 40), torch.bfloat16, device, {})
     with torch.no_grad():
         tensors["beta"][:, ::3] = 0
     check(tensors, {})
 
 
 def test_strided_inputs_and_gradients(device):
-    tensors = inputs((2, 65, 3, 24, 40), torch.float32, device, {})
+    tensors = inputs((2, 65, 3, 24, 40), torch.bfloat16, device, {})
     exact = {name: x.detach().double().requires_grad_() for name, x in tensors.items()}
     moved = dict(tensors)
     moved["q"] = torch.cat([tensors["q"], tensors["k"]], -1)[..., :24]
@@ -153,13 +160,13 @@ def test_strided_inputs_and_gradients(device):
     chunk_kda(**moved)[0].sum().backward()  # one number seen everywhere
     chunk_kda_reference(**exact)[0].sum().backward()
     for name, x in tensors.items():
-        assert relative(x.grad, exact[name].grad) < 1e-4, name
+        assert relative(x.grad, exact[name].grad) < BOUNDS[torch.bfloat16][name in LOOSE], name
     tensors = {name: x.detach().requires_grad_() for name, x in tensors.items()}
-    grad = torch.randn(2, 65, 40, 3, device=device).mT
+    grad = torch.randn(2, 65, 40, 3, device=device).bfloat16().mT
     found = gradients(chunk_kda, tensors, {}, [grad, None], False)
     expected = gradients(chunk_kda_reference, exact, {}, [grad.double(), None], False)
     for name, x in found.items():
-        assert relative(x, expected[name]) < 1e-4, name
+        assert relative(x, expected[name]) < BOUNDS[torch.bfloat16][name in LOOSE], name
 
 
 def test_gradients_do_not_vary(device):
@@ -172,7 +179,7 @@ def test_gradients_do_not_vary(device):
 
 
 def test_no_tokens(device):
-    tensors = inputs((2, 0, 3, 24, 40), torch.float32, device, {}, states=2)
+    tensors = inputs((2, 0, 3, 24, 40), torch.bfloat16, device, {}, states=2)
     out, final = chunk_kda(**tensors, output_final_state=True)
     grad = torch.randn_like(final)
     torch.autograd.backward([out, final], [torch.zeros_like(out), grad])
@@ -181,18 +188,18 @@ def test_no_tokens(device):
 
 
 def test_operator_is_sound(device):
-    tensors = inputs((2, 65, 3, 24, 40), torch.float32, device, {}, states=2)
+    tensors = inputs((2, 65, 3, 24, 40), torch.bfloat16, device, {}, states=2)
     q, k, v, g, beta, initial = tensors.values()
     arguments = (q, k, v, g, beta, None, None, initial, None, 0.2, 0, -5.0, False, False, False)
     torch.library.opcheck(torch.ops.minitriton.chunk_kda, arguments)
 
 
 def test_torch_compile_without_graph_breaks(device):
-    tensors = inputs((2, 65, 3, 24, 40), torch.float32, device, {}, states=2)
+    tensors = inputs((2, 65, 3, 24, 40), torch.bfloat16, device, {}, states=2)
 
     def loss(**tensors):
         out, final = chunk_kda(**tensors, output_final_state=True)
-        return out.square().sum() + final.square().sum()
+        return out.float().square().sum() + final.square().sum()
 
     compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
     ours = torch.autograd.grad(compiled(**tensors), tensors.values())

@@ -18,8 +18,11 @@ def make(kind, config, corpus, tier="fp32", seed=0, trained=False):
         model.same_masks = True
     if trained:
         with torch.no_grad():
-            for p in model.parameters():
-                p.mul_(5) if p.dim() == 2 else p.add_(0.1 * torch.randn(p.shape))
+            for name, p in model.named_parameters():
+                if bool((p == p.flatten()[0]).all()):  # norms, biases, queries of AttnRes
+                    p.add_(0.2 * torch.randn(p.shape))
+                elif not name.endswith("dt_bias"):
+                    p.mul_(5)
     return model.to(corpus.train.device)
 
 

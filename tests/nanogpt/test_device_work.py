@@ -15,7 +15,7 @@ ALLOWED = {  # none of these reads a number to compute another
     "aten::flatten", "aten::numpy_T", "aten::permute", "aten::reshape", "aten::select",
     "aten::slice", "aten::split", "aten::squeeze", "aten::t", "aten::transpose", "aten::unbind",
     "aten::unflatten", "aten::unsqueeze", "aten::view", "aten::view_as", "aten::_reshape_alias",
-    "aten::lift_fresh", "aten::resolve_conj", "aten::resolve_neg", "aten::contiguous",
+    "aten::lift_fresh", "aten::narrow", "aten::to", "aten::resolve_conj", "aten::resolve_neg", "aten::contiguous",
     "aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty",
 }  # fmt: skip
 # windows of the batch and, where the rate changes, its value go to the device; the loss is kept
@@ -40,6 +40,6 @@ def test_kernels_do_all_the_work(small, corpus, tier, dropout):
 
 
 def test_what_computes_is_seen(small, corpus):
-    twin = TorchEngine(make(Twin, small, corpus), small.batch)
+    twin = TorchEngine(make(Twin, small, corpus))
     seen = operators(lambda: twin.step(corpus.train, torch.zeros(1, dtype=torch.int64), 1e-3))
     assert {"aten::mm", "aten::gelu_backward", "aten::add", "aten::embedding"} < set(seen)

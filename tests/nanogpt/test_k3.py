@@ -15,7 +15,12 @@ from tests.nanogpt.models import batch_of, errors, gradients, in_fp64, make
 
 @pytest.fixture
 def config():
-    return dataclasses.replace(CONFIGS["k3-tiny"], context=16, eval_batches=1)
+    """One layer with KDA, one with MLA and experts."""
+    tiny = CONFIGS["k3-tiny"]
+    sizes = dataclasses.replace(tiny.k3, layers=2, block=1)
+    return dataclasses.replace(
+        tiny, k3=sizes, layers=2, batch=1, context=32, eval_every=9, eval_batches=1
+    )
 
 
 @pytest.fixture
@@ -37,16 +42,16 @@ def test_gradients_against_fp64(config, corpus):
 
 def test_a_few_steps(config, corpus):
     """Ours and the twin take the same course; loss falls; no expert keeps all tokens."""
-    config = dataclasses.replace(config, steps=4, warmup=1, learning_rate=3e-3)
+    config = dataclasses.replace(config, steps=3, warmup=1, learning_rate=3e-3)
     engines = (
         MiniTritonEngine(make(K3, config, corpus), config.batch, graph=False),
-        TorchEngine(make(K3Twin, config, corpus), config.batch),
+        TorchEngine(make(K3Twin, config, corpus)),
     )
     ours, theirs = (Run(engine, corpus, config, seed=0).train() for engine in engines)
     assert ours.losses[-1] < ours.losses[0] - 0.1
     assert max(abs(a - b) for a, b in zip(ours.losses, theirs.losses, strict=True)) < 2e-3
     for mine, twins in zip(*(e.model.state_dict().items() for e in engines), strict=True):
-        if mine[0].endswith("bias"):
+        if mine[0].startswith("stack.feeds") and mine[0].endswith("bias"):
             assert mine[1].abs().max() > 0 and mine[1].mean().abs() < 1e-6
             torch.testing.assert_close(mine[1], twins[1], atol=2e-2, rtol=0)
 
@@ -71,4 +76,4 @@ def test_every_parameter_has_one_optimizer(config, corpus):
     projections, others = model._groups()
     listed = [p for group in (*projections, *others) for p in group["params"]]
     assert len(listed) == len({id(p) for p in listed}) == len(list(model.parameters()))
-    assert sorted(group["heads"] for group in projections) == [2, 6, 6, 6]
+    assert sorted(group["heads"] for group in projections) == [2, 6]

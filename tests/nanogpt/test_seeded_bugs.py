@@ -160,7 +160,7 @@ BUGS = {
 @pytest.fixture
 def exact(config, corpus):
     """The configuration, a batch, and its gradients in fp64."""
-    config = dataclasses.replace(config, dropout=0.0)
+    config = dataclasses.replace(config, dropout=0.0, batch=1)
     batch = batch_of(corpus, config)
     return config, batch, gradients(in_fp64(make(Twin, config, corpus, trained=True)), *batch)[1]
 

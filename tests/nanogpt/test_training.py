@@ -16,8 +16,7 @@ from minitriton.kernels.dropout import keep_mask
 from tests.nanogpt.models import batch_of, errors, gradients, in_fp64, make
 
 
-@pytest.mark.parametrize("biases", [False, True])
-@pytest.mark.parametrize("dropout", [0.0, 0.2])
+@pytest.mark.parametrize(("dropout", "biases"), [(0.0, False), (0.2, True)])
 def test_gradients_against_fp64(config, corpus, dropout, biases):
     config = dataclasses.replace(config, dropout=dropout, biases=biases)
     ours, twin = (make(kind, config, corpus, trained=True) for kind in (GPT, Twin))
@@ -34,9 +33,10 @@ def test_gradients_against_fp64(config, corpus, dropout, biases):
 
 def test_twenty_steps_like_torch(config, corpus):
     """Same weights, batches and dropout masks: the losses of every step agree."""
+    config = dataclasses.replace(config, eval_every=20)
     engines = (
         MiniTritonEngine(make(GPT, config, corpus), config.batch, graph=corpus.train.is_cuda),
-        TorchEngine(make(Twin, config, corpus), config.batch),
+        TorchEngine(make(Twin, config, corpus)),
     )
     ours, theirs = (Run(engine, corpus, config, seed=0).train() for engine in engines)
     assert len(ours.losses) == config.steps and theirs.losses[-1] < theirs.losses[0] - 0.2
@@ -48,7 +48,7 @@ def test_twenty_steps_like_torch(config, corpus):
 def test_bf16_stays_near_torch(config, corpus):
     config = dataclasses.replace(config, steps=3)
     engine = MiniTritonEngine(make(GPT, config, corpus, "bf16"), config.batch, graph=False)
-    twin = TorchEngine(make(Twin, config, corpus, "bf16"), config.batch)
+    twin = TorchEngine(make(Twin, config, corpus, "bf16"))
     ours, theirs = (Run(e, corpus, config, seed=0).train().losses for e in (engine, twin))
     assert max(abs(a - b) for a, b in zip(ours, theirs, strict=True)) < 5e-3
     low = engine.model.layers[0].qkv
@@ -57,32 +57,32 @@ def test_bf16_stays_near_torch(config, corpus):
 
 def test_parts_of_a_batch_count_like_a_whole(small, corpus):
     """Without dropout: masks are drawn for each part."""
-    config = dataclasses.replace(small, batch=2, steps=3, dropout=0.0)
+    config = dataclasses.replace(small, batch=2, steps=2, dropout=0.0)
     losses = []
     for kind, engine, parts in ((GPT, _ours, 1), (GPT, _ours, 2), (Twin, TorchEngine, 2)):
         changed = dataclasses.replace(config, accumulate=parts)
-        run = Run(engine(make(kind, changed, corpus), 2), corpus, changed, seed=0)
+        run = Run(engine(make(kind, changed, corpus)), corpus, changed, seed=0)
         losses.append(run.train().losses)
     for others in losses[1:]:
         assert others == pytest.approx(losses[0], abs=1e-5)
 
 
-def _ours(model, batch):
-    return MiniTritonEngine(model, batch, graph=False)
+def _ours(model):
+    return MiniTritonEngine(model, model.config.batch, graph=False)
 
 
 def test_equal_bits_every_time_and_after_a_resumption(small, corpus, tmp_path):
-    config = dataclasses.replace(small, steps=6, eval_every=3)
+    config = dataclasses.replace(small, steps=4, eval_every=2)
 
     def run(folder=None):
-        engine = _ours(make(GPT, config, corpus, "bf16"), config.batch)
+        engine = _ours(make(GPT, config, corpus, "bf16"))
         return Run(engine, corpus, config, seed=0, folder=folder, identity={"seed": 0})
 
     whole = run().train()
-    assert run(tmp_path).train(until=3).losses == whole.losses[:3]
+    assert run(tmp_path).train(until=2).losses == whole.losses[:2]
     resumed = run(tmp_path)
     resumed.resume()
-    assert resumed.done == 3
+    assert resumed.done == 2
     assert resumed.train().losses == whole.losses
     assert resumed.record.evaluations == whole.evaluations
 

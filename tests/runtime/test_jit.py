@@ -252,6 +252,9 @@ def test_a_changed_global_is_noticed() -> None:
     x = np.zeros(32, np.float32)
     fill[(1,)](x, BLOCK=32)
     assert (x == 3).all()
+    before = fill.cache_text()
+    assert fill.cache_text() is before  # made once: it is part of a launch's key
     namespace["CONSTANT"] = tl.constexpr(5.0)
     fill[(1,)](x, BLOCK=32)
     assert (x == 5).all()
+    assert fill.cache_text() != before

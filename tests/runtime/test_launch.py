@@ -51,9 +51,8 @@ def test_packing_of_every_type() -> None:
     ]  # fmt: skip
     cuda = FakeCuda([struct.calcsize(code) for _, _, code in cases])
     run = launch.make_launcher(
-        FUNCTION, LaunchShape(128, 64), [c[0] for c in cases],
-        [(i,) for i in range(len(cases))], len(cases),
-        launch_ex=cuda, multiple=False,
+        FUNCTION, LaunchShape(128, 64), [c[0] for c in cases], [(i,) for i in range(len(cases))],
+        len(cases), launch_ex=cuda, multiple=False,
     )  # fmt: skip
     for _ in range(2):  # the second time the block is reused
         run(7, 2, 3, 99, *(value for _, value, _ in cases))
@@ -66,16 +65,30 @@ def test_packing_of_every_type() -> None:
 def test_constexprs_and_dropped_values_are_skipped() -> None:
     cuda = FakeCuda([4, 8])
     run = launch.make_launcher(
-        FUNCTION, LaunchShape(32, 0), ["int32", "*"], [(2,), (0,)], 3, launch_ex=cuda, multiple=False
-    )
+        FUNCTION, LaunchShape(32, 0), ["int32", "*"], [(2,), (0,)], 3,
+        launch_ex=cuda, multiple=False,
+    )  # fmt: skip
     run(1, 1, 1, 0, 0x1000, None, 5)
     assert cuda.calls[0][-1] == [struct.pack("<i", 5), struct.pack("<Q", 0x1000)]
+
+
+def test_values_inside_tuples() -> None:
+    cuda = FakeCuda([2, 8, 4])
+    run = launch.make_launcher(
+        FUNCTION, LaunchShape(32, 0), ["bf16", "*", "int32"], [(0, 1, 0), (0, 2), (1,)], 2,
+        launch_ex=cuda, multiple=False,
+    )  # fmt: skip
+    run(1, 1, 1, 0, (None, (1.0,), 0x1000), 7)
+    expected = [struct.pack("<H", 0x3F80), struct.pack("<Q", 0x1000), struct.pack("<i", 7)]
+    assert cuda.calls[0][-1] == expected
 
 
 def test_attributes_of_clusters_and_cooperation() -> None:
     cuda = FakeCuda([4])
     shape = LaunchShape(256, 0, clusters=2, cooperative=True, programmatic=True)
-    run = launch.make_launcher(FUNCTION, shape, ["int32"], [(0,)], 1, launch_ex=cuda, multiple=False)
+    run = launch.make_launcher(
+        FUNCTION, shape, ["int32"], [(0,)], 1, launch_ex=cuda, multiple=False
+    )
     run(4, 1, 1, 0, 9)
     assert cuda.attributes == [(4, 2, 1, 1), (2, 1, 0, 0), (6, 1, 0, 0)]
     assert cuda.calls[0][-1] == [struct.pack("<i", 9)]
