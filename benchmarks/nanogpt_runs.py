@@ -152,8 +152,10 @@ def compare_losses(bench: Bench, tier: str, names: list[str], steps: int) -> dic
 
 
 def flop_per_token(model: LanguageModel) -> float:
-    """nanoGPT's formula, 6 N + 12 L d T, with N without positions."""
+    """nanoGPT's formula, 6 N + 12 L d T, with N without positions; NaN for other models."""
     config = model.config
+    if config.k3 is not None:
+        return math.nan
     n = sum(p.numel() for name, p in model.named_parameters() if name != "positions")
     return 6 * n + 12 * config.layers * config.width * config.context
 

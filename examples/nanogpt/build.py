@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 
 from examples.nanogpt.config import Config
@@ -41,4 +43,8 @@ def build_engine(
 def _distribute(model: torch.nn.Module) -> torch.nn.Module:
     """Data parallel; buffers stay as they are, for each process draws dropout masks of its own."""
     ids = [torch.cuda.current_device()] if torch.cuda.is_available() else None
-    return torch.nn.parallel.DistributedDataParallel(model, device_ids=ids, broadcast_buffers=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # the option's new name is not in torch 2.6
+        return torch.nn.parallel.DistributedDataParallel(
+            model, device_ids=ids, broadcast_buffers=False
+        )

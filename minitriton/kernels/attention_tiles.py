@@ -264,15 +264,17 @@ def tiles_of(queries: int, block: int, cu_seqlens: torch.Tensor | None) -> int:
 def attention_dropout_mask(
     seed: int | torch.Tensor, shape: tuple[int, int, int, int], dropout: float
 ) -> torch.Tensor:
-    """Truth values [batch, heads, queries, keys] on the CPU: what `attention` with this seed keeps.
+    """Truth values [batch, heads, queries, keys]: what `attention` with this seed keeps.
 
     Plain torch twin of the kernels' Philox, whose counters stand at the top of this file. For
-    packed sequences the first dimension counts sequences; rows and columns of each start at 0.
+    packed sequences the first dimension counts sequences; rows and columns of each start at 0. The
+    result is on the device of a seed that is a tensor, else on the CPU.
     """
     batch, heads, queries, keys = shape
-    row = torch.arange(queries, dtype=torch.int64)[:, None]
-    column = torch.arange(keys, dtype=torch.int64)[None, :]
-    plane = torch.arange(batch * heads, dtype=torch.int64)[:, None, None]
+    device = seed.device if isinstance(seed, torch.Tensor) else torch.device("cpu")
+    row = torch.arange(queries, device=device)[:, None]
+    column = torch.arange(keys, device=device)[None, :]
+    plane = torch.arange(batch * heads, device=device)[:, None, None]
     words = philox_words(
         seed, [8 * (row // 16) + row % 8, 8 * (column // 16) + column % 8, plane, plane * 0]
     )

@@ -52,8 +52,8 @@ def _epilogue(acc, bias_ptr, extra_ptr, pre_ptr, at, columns, mask, N, EPILOGUE:
 def _gemm_kernel(
     a_ptr, b_ptr, c_ptr, bias_ptr, extra_ptr, pre_ptr, M, N, K, K_SLICE,
     stride_am, stride_ak, stride_bk, stride_bn, split_stride,
-    EPILOGUE: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+    EPILOGUE: tl.constexpr, PRECISION: tl.constexpr, EXACT: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
 ):  # fmt: skip
     pid, split = tl.program_id(0), tl.program_id(1)
     pid_m, pid_n = tl.swizzle2d(
@@ -62,16 +62,22 @@ def _gemm_kernel(
     )  # fmt: skip
     rows = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
-    k = split * K_SLICE + tl.arange(0, BLOCK_K)
-    k_end = min(K, (split + 1) * K_SLICE)
+    k = tl.arange(0, BLOCK_K)
+    k_first = split * K_SLICE
+    depth = min(K - k_first, K_SLICE)
+    a_ptr += k_first.to(tl.int64) * stride_ak
+    b_ptr += k_first.to(tl.int64) * stride_bk
     a_ptrs = a_ptr + rows.to(tl.int64)[:, None] * stride_am + k.to(tl.int64)[None, :] * stride_ak
     b_ptrs = b_ptr + k.to(tl.int64)[:, None] * stride_bk + columns.to(tl.int64)[None, :] * stride_bn
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    for _ in range(0, tl.cdiv(k_end - split * K_SLICE, BLOCK_K)):
-        a = tl.load(a_ptrs, mask=(rows[:, None] < M) & (k[None, :] < k_end), other=0.0)
-        b = tl.load(b_ptrs, mask=(k[:, None] < k_end) & (columns[None, :] < N), other=0.0)
-        acc = tl.dot(a, b, acc, input_precision=PRECISION)
-        k += BLOCK_K
+    for i in range(0, tl.cdiv(depth, BLOCK_K)):
+        left = depth - i * BLOCK_K
+        a = tl.load(a_ptrs, mask=(rows[:, None] < M) & (k[None, :] < left), other=0.0)
+        b = tl.load(b_ptrs, mask=(k[:, None] < left) & (columns[None, :] < N), other=0.0)
+        if EXACT:  # tensor cores truncate long sums: they get short ones
+            acc += tl.dot(a, b, input_precision=PRECISION)
+        else:
+            acc = tl.dot(a, b, acc, input_precision=PRECISION)
         a_ptrs += BLOCK_K * stride_ak
         b_ptrs += BLOCK_K * stride_bk
     mask = (rows[:, None] < M) & (columns[None, :] < N)
@@ -148,16 +154,17 @@ def gemm(
     splits = max(1, triton.cdiv(k, slice_))
     grid = (triton.cdiv(m, config["BLOCK_M"]) * triton.cdiv(n, config["BLOCK_N"]), splits)
     strides = (*a.stride(), *b.stride())
+    exact = a.dtype == torch.float32 and precision != "tf32"
     if splits == 1:
         _gemm_kernel[grid](
             a, b, out, bias, extra, pre, m, n, k, slice_, *strides, 0, EPILOGUE=epilogue,
-            PRECISION=precision, **config,
+            PRECISION=precision, EXACT=exact, **config,
         )  # fmt: skip
         return out
     partial = torch.empty(splits, m, n, dtype=torch.float32, device=a.device)
     _gemm_kernel[grid](
         a, b, partial, None, None, None, m, n, k, slice_, *strides, m * n, EPILOGUE="none",
-        PRECISION=precision, **config,
+        PRECISION=precision, EXACT=exact, **config,
     )  # fmt: skip
     return sum_partials(partial, out, bias=bias, extra=extra, pre=pre, epilogue=epilogue)
 

@@ -56,7 +56,8 @@ class GradientSum:
             p.grad = None
 
     def give(self) -> None:
-        """Makes the sums the gradients, as views; the next `add` begins anew."""
+        """Makes the sums the gradients, as views; set them to None before the next `add`, which
+        begins anew."""
         for i, p in enumerate(self._chunks.params):
             p.grad = self._chunks.view(self.flat, i)
         self._fresh = True

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from minitriton.kernels.adamw import AdamW
-from minitriton.kernels.chunks import CHUNK, FAN
 from minitriton.kernels.checks import KernelArgumentError
+from minitriton.kernels.chunks import CHUNK, FAN
 
 SHAPES = [(CHUNK + 5, 2), (3,), (7, 11), (), (1, 1, 2)]
 

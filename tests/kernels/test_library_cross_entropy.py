@@ -82,7 +82,8 @@ def test_strided_logits(device):
 
 def test_operator_is_sound(device):
     logits, targets = inputs(device, torch.float32, 6, 8)
-    torch.library.opcheck(torch.ops.minitriton.cross_entropy, (logits, targets, 7, -100))
+    inside = targets.clamp(max=6)
+    torch.library.opcheck(torch.ops.minitriton.cross_entropy, (logits, inside, 7, -100))
     compiled = torch.compile(cross_entropy, fullgraph=True, backend="aot_eager")
     (ours,) = torch.autograd.grad(compiled(logits, targets), logits)
     (theirs,) = torch.autograd.grad(cross_entropy(logits, targets), logits)

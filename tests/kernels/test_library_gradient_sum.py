@@ -22,6 +22,7 @@ def test_sums_in_the_order_of_the_calls(device):
         expected = [torch.zeros_like(p) for p in params]
         for call in range(3):
             for i, p in enumerate(params):
+                p.grad = None
                 if (i + call) % 5:  # strides of any kind, and sometimes nothing
                     p.grad = torch.randn_like(p.mT).mT if p.dim() == 2 else torch.randn_like(p)
                     expected[i] += p.grad

@@ -1,10 +1,11 @@
 """Decoding with latent attention against fp64: pages, splits, the cache, absorbed products."""
 
+import importlib
+
 import pytest
 import torch
 
 from minitriton.jit import compile_hooks
-from minitriton.kernels import mla_decode as decoding
 from minitriton.kernels.checks import KernelArgumentError
 from minitriton.kernels.mla_absorb import (
     mla_absorb_query,
@@ -319,6 +320,7 @@ def test_tiles_of_large_gpus(device, monkeypatch, arch, memory, heads, new):
         def __getitem__(self, grid):
             return lambda *args, **options: calls.append((args, options))
 
+    decoding = importlib.import_module("minitriton.kernels.mla_decode")
     real = decoding.decode_kernel
     monkeypatch.setattr(decoding, "decode_kernel", Recorder())
     monkeypatch.setattr(decoding, "_device", lambda index: (132, memory))
@@ -364,7 +366,7 @@ def test_splits_fill_the_gpu():
 )
 def test_refused_before_launch(device, change, match):
     with pytest.raises(KernelArgumentError, match=match):
-        mla_decode(*change(*problem(device, (40, 3), 2)), scale=0.1, latent=64)
+        mla_decode(*change(*problem(device, (40, 3), 2)), scale=0.1, latent=64, check=True)
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,11 @@
 """The short convolution and its decode step against fp64, as operators, and refused arguments."""
 
+import importlib
 from itertools import pairwise
 
 import pytest
 import torch
 
-from minitriton.kernels import short_conv as module
 from minitriton.kernels.checks import KernelArgumentError
 from minitriton.kernels.short_conv import short_conv, short_conv_reference
 from minitriton.kernels.short_conv_step import short_conv_step, short_conv_step_reference
@@ -75,6 +75,7 @@ def check(tensors, bounds, activation="silu", final=False, cu=None, norm_heads=N
 def test_against_fp64(device, name, monkeypatch):
     shape, width, dtype, options = CASES[name]
     options = dict(options)
+    module = importlib.import_module("minitriton.kernels.short_conv")
     monkeypatch.setattr(module, "ENOUGH", options.pop("enough", module.ENOUGH))
     made = {key: options.pop(key, False) for key in ("bias", "state")}
     tensors = inputs(shape, width, dtype, device, cu=options.get("cu"), **made)

@@ -10,7 +10,7 @@ from examples.nanogpt.__main__ import main
 # eight characters, one window a step: a second each in the emulator
 QUICK = [
     "--config", "tiny", "--steps", "2", "--batch", "1", "--context", "8", "--eval-every", "2",
-    "--eval-batches", "1", "--sample", "2",
+    "--eval-batches", "1", "--sample", "1",
 ]  # fmt: skip
 
 
@@ -20,7 +20,7 @@ def on_cpu(monkeypatch):
 
 
 @pytest.fixture
-def train(tmp_path, text, on_cpu, capsys):
+def train(tmp_path, text, on_cpu, unchecked, capsys):
     """Runs the command line; (exit status, stdout, stderr)."""
     (tmp_path / "text.txt").write_text(text)
 

@@ -15,7 +15,7 @@ ALLOWED = {  # none of these reads a number to compute another
     "aten::flatten", "aten::numpy_T", "aten::permute", "aten::reshape", "aten::select",
     "aten::slice", "aten::split", "aten::squeeze", "aten::t", "aten::transpose", "aten::unbind",
     "aten::unflatten", "aten::unsqueeze", "aten::view", "aten::view_as", "aten::_reshape_alias",
-    "aten::lift_fresh", "aten::narrow", "aten::to", "aten::resolve_conj", "aten::resolve_neg", "aten::contiguous",
+    "aten::lift_fresh", "aten::narrow", "aten::to", "aten::contiguous",
     "aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty",
 }  # fmt: skip
 # windows of the batch and, where the rate changes, its value go to the device; the loss is kept

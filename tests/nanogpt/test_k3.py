@@ -1,5 +1,6 @@
 """The language model of K3's parts: gradients, a few steps beside its torch twin, balancing."""
 
+import copy
 import dataclasses
 
 import pytest
@@ -24,7 +25,7 @@ def config():
 
 
 @pytest.fixture
-def corpus(text, config, device):
+def corpus(text, config, device, unchecked):
     return make_corpus(text, config.context, by_byte=False, device=device)
 
 
@@ -47,13 +48,32 @@ def test_a_few_steps(config, corpus):
         MiniTritonEngine(make(K3, config, corpus), config.batch, graph=False),
         TorchEngine(make(K3Twin, config, corpus)),
     )
-    ours, theirs = (Run(engine, corpus, config, seed=0).train() for engine in engines)
-    assert ours.losses[-1] < ours.losses[0] - 0.1
-    assert max(abs(a - b) for a, b in zip(ours.losses, theirs.losses, strict=True)) < 2e-3
+    runs = [Run(engine, corpus, config, seed=0) for engine in engines]
+    ours, theirs = ([run.step().item() for _ in range(config.steps)] for run in runs)
+    assert ours[-1] < ours[0] - 0.1
+    assert max(abs(a - b) for a, b in zip(ours, theirs, strict=True)) < 2e-3
     for mine, twins in zip(*(e.model.state_dict().items() for e in engines), strict=True):
         if mine[0].startswith("stack.feeds") and mine[0].endswith("bias"):
             assert mine[1].abs().max() > 0 and mine[1].mean().abs() < 1e-6
             torch.testing.assert_close(mine[1], twins[1], atol=2e-2, rtol=0)
+    resumed = MiniTritonEngine(make(K3, config, corpus, seed=1), config.batch, graph=False)
+    resumed.load_state_dict(copy.deepcopy(engines[0].state_dict()))
+    first = torch.zeros(config.batch, dtype=torch.int64)
+    for _ in range(2):  # the second shows the step itself
+        losses = [e.step(corpus.train, first, 1e-3).item() for e in (engines[0], resumed)]
+        assert losses[0] == losses[1]
+
+
+@pytest.mark.gpu
+def test_a_graph_changes_no_bit(config, corpus, device):
+    if device != "cuda":
+        pytest.skip("CUDA graphs need a GPU")
+    first = torch.zeros(config.batch, dtype=torch.int64)
+    losses = []
+    for graph in (False, True):
+        engine = MiniTritonEngine(make(K3, config, corpus), config.batch, graph=graph)
+        losses.append([engine.step(corpus.train, first, 1e-3).item() for _ in range(8)])
+    assert losses[0] == losses[1]
 
 
 def test_biases_balance_the_experts(config, corpus):
