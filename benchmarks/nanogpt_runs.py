@@ -152,10 +152,8 @@ def compare_losses(bench: Bench, tier: str, names: list[str], steps: int) -> dic
 
 
 def flop_per_token(model: LanguageModel) -> float:
-    """nanoGPT's formula, 6 N + 12 L d T, with N without positions; NaN for other models."""
+    """nanoGPT's formula, 6 N + 12 L d T, with N without positions."""
     config = model.config
-    if config.k3 is not None:
-        return math.nan
     n = sum(p.numel() for name, p in model.named_parameters() if name != "positions")
     return 6 * n + 12 * config.layers * config.width * config.context
 
@@ -189,8 +187,9 @@ def speed(
         result |= {
             "ms per step": middle * 1e3, "tokens per second": rate,
             "ms per step, 10th and 90th percentile": _spread(times),
-            "MFU": rate * flop_per_token(engine.model) / peak,
         }  # fmt: skip
+        if bench.config.k3 is None:
+            result["MFU"] = rate * flop_per_token(engine.model) / peak
     if cuda:
         result["peak memory in MB"] = torch.cuda.max_memory_allocated() / 1e6
     del engine, run

@@ -88,7 +88,7 @@ def _read(path: pathlib.Path) -> dict:
 def gradients(bench: Bench, options: argparse.Namespace, results: Results) -> None:
     tier = options.gradient_tier
     steps = [int(n) for n in options.gradient_steps.split(",")]
-    for step, state in nanogpt_runs.snapshots(bench, tier, steps).items():
+    for step, state in nanogpt_runs.snapshots(bench, "bf16", steps).items():
         found = nanogpt_runs.gradient_errors(bench, state, tier, options.windows)
         results.put("gradients", f"{tier}, step {step}", found)
         name, ratio = found["worst ratio"]

@@ -41,9 +41,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("runs/nanogpt"))
     parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint")
     parser.add_argument("--overwrite", action="store_true", help="begin anew where a run is")
-    parser.add_argument("--sample", type=int, default=200, help="tokens of text at the end")
-    parser.add_argument("--prompt", default="\n", help="what that text continues")
+    parser.add_argument("--sample", type=int, help="tokens of text at the end (200; 20 on a CPU)")
+    parser.add_argument("--prompt", default="", help="what that text continues")
     parser.add_argument("--no-graph", action="store_true", help="no CUDA graph")
+    parser.add_argument("--save-every", type=int, default=500, help="steps between checkpoints")
     for name in COUNTS:
         parser.add_argument(f"--{name.replace('_', '-')}", type=int)
     parser.add_argument("--dropout", type=float)
@@ -55,9 +56,10 @@ def configure(options: argparse.Namespace) -> Config:
     names = (*COUNTS, "dropout")
     changes = {n: getattr(options, n) for n in names if getattr(options, n) is not None}
     config = dataclasses.replace(CONFIGS[options.config], **changes)
-    for name in COUNTS:
-        if getattr(config, name) < 1:
-            raise TrainingError(f"--{name.replace('_', '-')} must be positive")
+    counts = {name: getattr(config, name) for name in COUNTS} | {"save_every": options.save_every}
+    for name, count in counts.items():
+        if count < 1:
+            raise TrainingError(f"--{name.replace('_', '-')} must be positive, got {count}")
     if not 0 <= config.dropout < 1:
         raise TrainingError(f"--dropout must be at least 0 and below 1, got {config.dropout}")
     if config.k3 is not None and config.dropout > 0:
@@ -95,13 +97,14 @@ def train(
     )  # fmt: skip
     identity = {
         "engine_name": name, "tier": engine.model.tier, "seed": options.seed, "ranks": ranks,
-        "corpus": corpus.digest, **config.flat(),
+        "same_masks": options.same_masks and name != "minitriton", "corpus": corpus.digest,
+        **config.flat(),
     }  # fmt: skip
     with progress_bar(config.steps, quiet=rank != 0) as bar:
         task = bar.add_task(name, total=config.steps, loss=float("nan"))
         run = Run(
             engine, corpus, config, options.seed, folder=options.out / name, identity=identity,
-            rank=rank, ranks=ranks,
+            save_every=options.save_every, rank=rank, ranks=ranks,
             progress=lambda step, loss: bar.update(task, completed=step, loss=loss),
         )  # fmt: skip
         if options.resume:
@@ -158,13 +161,14 @@ def run(options: argparse.Namespace) -> None:
     config = configure(options)
     rank, ranks, device = start_processes()
     check(options, config, ranks, device)
+    length = options.sample if options.sample is not None else 200 if device == "cuda" else 20
     if ranks > 1 and rank > 0:
         torch.distributed.barrier()  # the first process may have to download the text
     text = load_text(options.data)
     if ranks > 1 and rank == 0:
         torch.distributed.barrier()
     corpus = make_corpus(text, config.context, config.by_byte, device)
-    if options.sample > 0:
+    if length > 0:
         encode_start(corpus.tokeniser, options.prompt, config.context)
     names = [options.engine, *([options.compare] if options.compare else [])]
     records = {}
@@ -172,8 +176,8 @@ def run(options: argparse.Namespace) -> None:
         engine, records[name] = train(name, config, corpus, options, device, rank, ranks)
         if rank == 0:
             print(summary(name, config, records[name]))
-            if options.sample > 0 and name == "minitriton":
-                print(generate(engine.model, corpus.tokeniser, options.prompt, options.sample))
+            if length > 0 and name == "minitriton":
+                print(generate(engine.model, corpus.tokeniser, options.prompt, length))
     if rank == 0 and options.compare:
         from examples.nanogpt.plot import plot
 

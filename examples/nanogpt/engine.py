@@ -38,22 +38,22 @@ class Engine(Protocol):
 
 
 @triton.jit
-def _advance_kernel(seeds_ptr, count, BLOCK: tl.constexpr):
+def _advance_kernel(seeds_ptr, count, step, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
     seeds = tl.load(seeds_ptr + at, mask=at < count)
-    tl.store(seeds_ptr + at, seeds + count, mask=at < count)
+    tl.store(seeds_ptr + at, seeds + step, mask=at < count)
 
 
 def advance(seeds: torch.Tensor) -> None:
     """Moves dropout seeds on, so that every site of every forward pass has its own."""
-    count = seeds.numel()
-    _advance_kernel[(1,)](seeds, count, BLOCK=max(32, triton.next_power_of_2(count)))
+    count, block = seeds.numel(), max(32, triton.next_power_of_2(seeds.numel()))
+    _advance_kernel[(1,)](seeds, count, seeds.shape[0], BLOCK=block)
 
 
 def first_seeds(config: Config, seed: int, rank: int = 0, done: int = 0) -> torch.Tensor:
-    """Dropout seeds after `done` steps, int64 [sites]."""
+    """Dropout seeds after `done` steps, int64 [sites, 1]."""
     passed = done * config.accumulate * config.sites
-    return torch.arange(config.sites) + (passed + (1 + seed) * 2**40 + rank * 2**36)
+    return torch.arange(config.sites)[:, None] + (passed + (1 + seed) * 2**40 + rank * 2**36)
 
 
 def learning_rate(config: Config, step: int) -> float:
@@ -169,7 +169,7 @@ class TorchEngine:
         self.optimizer.zero_grad(set_to_none=True)
         losses = []
         for i, part in enumerate(both.chunk(self._parts)):
-            self.model.seeds += self.model.seeds.numel()
+            self.model.seeds += self.model.seeds.shape[0]
             later = i + 1 < self._parts and self._call is not self.model
             with self._call.no_sync() if later else contextlib.nullcontext():
                 loss = self._run(part[:, :-1], part[:, 1:])

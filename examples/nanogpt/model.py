@@ -73,7 +73,8 @@ class LanguageModel(nn.Module):
         self.config, self.tokens, self.tier = config, tokens, tier
         self.precision = PRECISIONS[tier]
         self.embedding = Matrix(config.padded(tokens), config.width, 0.02, bias=False)
-        self.register_buffer("seeds", torch.zeros(config.sites, dtype=torch.int64))
+        # the second column keeps seeds 16 bytes apart: kernels are compiled once for all of them
+        self.register_buffer("seeds", torch.zeros(config.sites, 2, dtype=torch.int64))
 
     @property
     def device(self) -> torch.device:
@@ -136,7 +137,7 @@ class GPT(LanguageModel):
         if ids.shape[-1] > config.context:
             raise ValueError(f"{ids.shape[-1]} tokens; the model's context is {config.context}")
         p = config.dropout if self.training else 0.0
-        seeds = self.seeds.split(1)
+        seeds = self.seeds[:, :1].unbind(0)
         stream, head = tied_embedding(
             ids, self.embedding.weight, self.positions, dropout=p, seed=seeds[0]
         )

@@ -40,8 +40,8 @@ def choose(
 
 
 def encode_start(tokeniser: Tokeniser, start: str, context: int) -> list[int]:
-    """The tokens of a text (or a line's end) that a model of this context can continue."""
-    numbers = tokeniser.encode(start or "\n")
+    """The tokens of a text (or token 0) that a model of this context can continue."""
+    numbers = tokeniser.encode(start) or [0]
     if len(numbers) > context:
         raise DataError(
             f"a text of {len(numbers)} tokens to continue; the model's context is {context}: "
@@ -55,7 +55,7 @@ def generate(
     model: LanguageModel, tokeniser: Tokeniser, start: str, length: int, *,
     temperature: float = 0.8, seed: int = 0,
 ) -> str:  # fmt: skip
-    """`start` (or a line's end) and `length` more tokens, each from the last `context` before it.
+    """`start` (or token 0) and `length` more tokens, each from the last `context` before it.
 
     DataError if `start` is longer than the model's context, or has unknown characters.
     """

@@ -18,7 +18,7 @@ from examples.nanogpt.data import Corpus, offsets
 from examples.nanogpt.engine import Engine, evaluate, first_seeds, learning_rate
 from examples.nanogpt.files import replace_file
 
-LOOK_EVERY = 50  # steps between looks at the losses, which wait for the device
+LOOK_EVERY = 50  # steps between looks at the losses where these wait for a GPU
 
 
 class TrainingError(RuntimeError):
@@ -97,12 +97,13 @@ class Run:
     def train(self, until: int | None = None) -> Record:
         """Steps up to `until` (all of them by default); TrainingError if a loss is not finite."""
         last = self.config.steps if until is None else until
+        look_every = LOOK_EVERY if self.corpus.train.is_cuda else 1
         begin = time.perf_counter()
         while self.done < last:
             if self.done % self.config.eval_every == 0:
                 begin = self._pause(begin, self._evaluate)
             self._fresh.append(self.step().clone())
-            if self.done % LOOK_EVERY == 0 or self.done == last:
+            if self.done % look_every == 0 or self.done == last:
                 self._look()
             if self.folder is not None and self.done % self.save_every == 0:
                 begin = self._pause(begin, self._save)

@@ -62,7 +62,7 @@ class Twin(GPT):
 
     def logits(self, ids: torch.Tensor) -> torch.Tensor:
         """As `GPT.logits`."""
-        seeds = self.seeds.split(1)
+        seeds = self.seeds[:, :1].unbind(0)
         x = F.embedding(ids.long(), self.embedding.weight) + self.positions[: ids.shape[-1]]
         x = self._dropout(x, seeds[0])
         for i, layer in enumerate(self.layers):

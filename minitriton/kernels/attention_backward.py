@@ -262,7 +262,7 @@ def _dq_kernel(
             masked == 1,
         )  # fmt: skip
     row_heads = heads * C.APART
-    dq_ptr += (tl.cast(batch * tokens + begin, tl.int64) * row_heads + head) * C.QK
+    dq_ptr += ((tl.cast(batch, tl.int64) * tokens + begin) * row_heads + head) * C.QK
     dq1, dq2, stride = dq1 * (scale / LOG2E), dq2 * (scale / LOG2E), row_heads * C.QK
     store_tile(dq_ptr, stride, first, queries, dq1, C.BLOCK_M, C.HEAD, C.TILE)
     if C.REST > 0:

@@ -116,7 +116,7 @@ def _forward_kernel(
         g_token = tl.multiple_of(g_token, 4)
         gate = load_tile(gate_ptr, g_token, first, queries, C.BLOCK_M, C.V, C.V_TILE, True)
         out = out * tl.sigmoid(gate.to(tl.float32))
-    out_ptr += (tl.cast(batch * tokens + begin, tl.int64) * heads + head) * C.V
+    out_ptr += ((tl.cast(batch, tl.int64) * tokens + begin) * heads + head) * C.V
     store_tile(out_ptr, heads * C.V, first, queries, out, C.BLOCK_M, C.V, C.V_TILE)
 
 

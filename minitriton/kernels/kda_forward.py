@@ -22,8 +22,11 @@ import minitriton as triton
 import minitriton.language as tl
 from minitriton.kernels import kda_tiles as tiles
 from minitriton.kernels.kda_chunks import CHUNK, Chunks
+from minitriton.kernels.kda_prepare import bounded_kernel, inverse_kernel
 
 WIDEST = 64  # columns of V that a program of the scan holds, at most
+REGISTERS = 168  # of a thread of bounded_kernel: three programs of four warps fit a processor
+FARTHEST = 2**27  # tokens closer than this, in elements, have 32-bit offsets within a tile
 PROGRAMS = 132  # that the scan should have at least, an H200's processors: else narrower ones
 
 
@@ -292,7 +295,12 @@ def prepare(
     decay = q.new_empty(count, heads, width, dtype=torch.float32)
     inverse, scores = (q.new_empty(count, heads, CHUNK, CHUNK, dtype=dtype) for _ in range(2))
     made = Operands(q_in, k_in, k_out, decay, inverse, scores)
-    if count * heads:
+    if not count * heads:
+        return made
+    farthest = max(x.stride(1) for x in (q, k, g))
+    if options.finest == 16 and not exact and farthest < FARTHEST:
+        prepare_bounded(q, k, g, beta, a_log, dt_bias, options, chunks, made)
+    else:
         _prepare_kernel[(count * heads,)](
             q, k, g, beta, g if a_log is None else a_log, g if dt_bias is None else dt_bias,
             chunks.chunk, *made, *q.stride()[:3], *k.stride()[:3], *g.stride()[:3],
@@ -303,6 +311,27 @@ def prepare(
             PART=16 if exact or options.finest < 16 else 32, num_warps=8,
         )  # fmt: skip
     return made
+
+
+def prepare_bounded(
+    q: torch.Tensor, k: torch.Tensor, g: torch.Tensor, beta: torch.Tensor,
+    a_log: torch.Tensor | None, dt_bias: torch.Tensor | None, options: Options, chunks: Chunks,
+    made: Operands,
+) -> None:  # fmt: skip
+    """Fills `made` where a token decays by e^-5 at most, with operands in 16 bits."""
+    count, heads, _, width = made.q_in.shape
+    # rows of length 1 make a triangle that fp16 holds; it has the digits of tf32
+    lower_dtype = torch.float16 if options.qk_l2norm else torch.float32
+    lower = torch.empty(made.inverse.shape, dtype=lower_dtype, device=q.device)
+    sums = torch.empty(count, heads, 4, width, dtype=torch.float32, device=q.device)
+    bounded_kernel[(count * heads,)](
+        q, k, g, beta, a_log, g if dt_bias is None else dt_bias, chunks.chunk, *made[:4], lower,
+        made.scores, sums, *q.stride()[:3], *k.stride()[:3], *g.stride()[:3], *beta.stride(),
+        q.shape[1], heads, q.shape[3], options.scale, options.floor, BIASED=dt_bias is not None,
+        L2=options.qk_l2norm, SIGMOID=options.beta_sigmoid, BLOCK=width, num_warps=width // 32,
+        maxnreg=REGISTERS,
+    )  # fmt: skip
+    inverse_kernel[(count * heads,)](lower, made.inverse, num_warps=1)
 
 
 class Results(NamedTuple):

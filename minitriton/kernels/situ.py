@@ -27,19 +27,19 @@ BLOCK = 1024  # elements of a row per program
 
 
 @triton.jit
-def _tanh(x, EXACT: tl.constexpr):
+def fast_tanh(x, EXACT: tl.constexpr):
     # one instruction with an error of 2^-11 is below half a unit of bf16's last place
     return tl.tanh(x) if EXACT else libdevice.fast_tanhf(x)
 
 
 @triton.jit
-def _situ(x, beta, EXACT: tl.constexpr):
-    return beta * _tanh(x / beta, EXACT) * tl.sigmoid(x)
+def situ_of(x, beta, EXACT: tl.constexpr):
+    return beta * fast_tanh(x / beta, EXACT) * tl.sigmoid(x)
 
 
 @triton.jit
-def _situ_slope(x, beta, EXACT: tl.constexpr):
-    t = _tanh(x / beta, EXACT)
+def situ_slope(x, beta, EXACT: tl.constexpr):
+    t = fast_tanh(x / beta, EXACT)
     s = tl.sigmoid(x)
     return (1 - t * t) * s + beta * t * s * (1 - s)
 
@@ -53,11 +53,12 @@ def _forward_kernel(
     row = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = at < columns
-    out = _situ(tl.load(gate_ptr + row * gate_stride + at, mask=mask).to(tl.float32), beta1, EXACT)
+    gate = tl.load(gate_ptr + row * gate_stride + at, mask=mask).to(tl.float32)
+    out = situ_of(gate, beta1, EXACT)
     if GLU:
         up = tl.load(up_ptr + row * up_stride + at, mask=mask).to(tl.float32)
         if CAPPED:
-            up = beta2 * _tanh(up / beta2, EXACT)
+            up = beta2 * fast_tanh(up / beta2, EXACT)
         out = out * up
     if WEIGHTED:
         out = out * tl.load(weight_ptr + row)
@@ -82,10 +83,10 @@ def _backward_kernel(
         gate = tl.load(gate_ptr + row * gate_stride + at, mask=mask, other=0.0).to(tl.float32)
         if GLU:
             up = tl.load(up_ptr + row * up_stride + at, mask=mask, other=0.0).to(tl.float32)
-            act = _situ(gate, beta1, EXACT)
+            act = situ_of(gate, beta1, EXACT)
             slope = act
             if CAPPED:
-                t = _tanh(up / beta2, EXACT)
+                t = fast_tanh(up / beta2, EXACT)
                 up = beta2 * t
                 slope = act * (1 - t * t)
             if WEIGHTED:
@@ -94,7 +95,7 @@ def _backward_kernel(
             dup = (grad * slope).to(dup_ptr.dtype.element_ty)
             tl.store(dup_ptr + row * columns + at, dup, mask=mask)
             grad = grad * up
-        dgate = grad * _situ_slope(gate, beta1, EXACT)
+        dgate = grad * situ_slope(gate, beta1, EXACT)
         tl.store(dgate_ptr + row * columns + at, dgate.to(dgate_ptr.dtype.element_ty), mask=mask)
     if WEIGHTED:
         tl.store(dweight_ptr + row, tl.sum(dweight))

@@ -20,7 +20,7 @@ import minitriton.language as tl
 from minitriton.kernels import checks
 from minitriton.kernels.operator import operator
 from minitriton.kernels.rows import rows_of
-from minitriton.kernels.situ import _situ, _situ_slope, _tanh, situ_glu_reference
+from minitriton.kernels.situ import fast_tanh, situ_glu_reference, situ_of, situ_slope
 
 BLOCK = 1024  # elements of a row per program of the elementwise backward kernel
 GROUP = 8  # blocks of rows that walk through the columns together and share weights in L2
@@ -30,20 +30,20 @@ GROUP = 8  # blocks of rows that walk through the columns together and share wei
 def glu(gate, up, beta1, beta2, CAPPED: tl.constexpr, EXACT: tl.constexpr):
     """SiTU-GLU of fp32 tiles."""
     if CAPPED:
-        up = beta2 * _tanh(up / beta2, EXACT)
-    return _situ(gate, beta1, EXACT) * up
+        up = beta2 * fast_tanh(up / beta2, EXACT)
+    return situ_of(gate, beta1, EXACT) * up
 
 
 @triton.jit
 def glu_backward(gate, up, beta1, beta2, CAPPED: tl.constexpr, EXACT: tl.constexpr):
     """(SiTU-GLU, its slope in gate, its slope in up) of fp32 tiles."""
-    s = _situ(gate, beta1, EXACT)
+    s = situ_of(gate, beta1, EXACT)
     slope = s
     if CAPPED:
-        t = _tanh(up / beta2, EXACT)
+        t = fast_tanh(up / beta2, EXACT)
         up = beta2 * t
         slope = s * (1 - t * t)
-    return s * up, _situ_slope(gate, beta1, EXACT) * up, slope
+    return s * up, situ_slope(gate, beta1, EXACT) * up, slope
 
 
 @triton.jit

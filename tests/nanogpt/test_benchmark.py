@@ -18,16 +18,17 @@ def test_results_are_written(tmp_path, text, monkeypatch, unchecked):
     out = tmp_path / "out" / "nanogpt"
     common = ["nanogpt_speed.py", "--config", "tiny", "--data", str(tmp_path / "text.txt")]
     common += ["--engines", "torch", "--out", str(out), "--full-steps", "2", "--timed", "3"]
+    common += ["--warm", "1", "--speed-tiers", "fp32"]
     for limit in ("60", "0"):
         arguments = [*common, "--parts", "speed,full", "--limit", limit]
         monkeypatch.setattr(sys, "argv", arguments)
         nanogpt_speed.main()
         found = json.loads(out.with_suffix(".json").read_text())
-        entry = found["speed"]["tiny, bf16, torch"]  # without time, the old one stays
+        entry = found["speed"]["tiny, fp32, torch"]  # without time, the old one stays
         assert entry["steps"] == 3 and entry["tokens per second"] > 0
-    assert found["best validation loss"]["torch, bf16"]["runs"] == 1
+    assert found["best validation loss"]["torch, fp32"]["runs"] == 1
     curves = json.loads(out.with_suffix(".curves.json").read_text())
-    assert len(curves["full"]["torch, bf16, seed 0"]["losses"]) == 2
+    assert len(curves["full"]["torch, fp32, seed 0"]["losses"]) == 2
     assert out.with_suffix(".png").exists()
 
 

@@ -110,7 +110,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(
 ):
     monkeypatch.setattr("examples.nanogpt.train.evaluate", lambda *_: 2.0)
     model = torch.nn.Module()
-    model.register_buffer("seeds", torch.zeros(config.sites, dtype=torch.int64))
+    model.register_buffer("seeds", torch.zeros(config.sites, 2, dtype=torch.int64))
     run = Run(Diverges(model, fails_at), corpus, config, seed=0, folder=tmp_path, save_every=3)
     words = "no checkpoint was written" if kept is None else "last good checkpoint is .*at step 6"
     with pytest.raises(TrainingError, match=f"the loss at step {fails_at} is nan; .*{words}"):

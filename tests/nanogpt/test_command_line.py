@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from examples.nanogpt.__main__ import main
+from examples.nanogpt.train import Run
 
 # eight characters, one window a step: a second each in the emulator
 QUICK = [
@@ -67,7 +68,7 @@ def test_without_a_gpu_the_tiny_one_is_named(train):
     [
         (["--data", "none.txt"], "no file none.txt: give a text with --data PATH"),
         (["--context", "5000"], "tokens is too short: a tenth of it"),
-        (["--context", "0"], "--context must be positive"),
+        (["--context", "0"], "--context must be positive, got 0"),
         (["--dropout", "1"], "--dropout must be at least 0 and below 1"),
         (["--accumulate", "2"], "a batch of 1 does not divide among 1 processes that take it in 2"),
         (["--resume"], "no checkpoint "),
@@ -90,11 +91,21 @@ def test_a_plot_needs_matplotlib_before_anything_is_trained(train, monkeypatch):
     assert status == 2 and "pip install minitriton[examples]" in said
 
 
-def test_interruption_keeps_the_checkpoint(train, tmp_path, monkeypatch):
-    monkeypatch.setattr("examples.nanogpt.train.Run.step", _interrupt)
-    status, _, said = train()
-    assert status == 130 and "interrupted" in said
+def test_an_interrupted_run_goes_on_as_if_nothing_had_been(train, tmp_path, monkeypatch):
+    def record(folder):
+        found = json.loads((tmp_path / folder / "minitriton" / "record.json").read_text())
+        return found["losses"], found["evaluations"]
 
+    def step(run):
+        if run.done == 1:
+            raise KeyboardInterrupt
+        return right(run)
 
-def _interrupt(run):
-    raise KeyboardInterrupt
+    assert train("--out", tmp_path / "whole")[0] == 0
+    right = Run.step
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "step", step)
+        status, _, said = train("--save-every", "1")
+    assert status == 130 and "interrupted; --resume continues from a checkpoint" in said
+    assert len(record("out")[0]) == 1
+    assert train("--resume")[0] == 0 and record("out") == record("whole")
