@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST_ARGS ?= -n 2 --dist worksteal -q
 PACKAGES := minitriton frontend ir passes codegen runtime examples tests benchmarks
-EXAMPLES ?= $(sort $(wildcard examples/*.py))
+EXAMPLES ?= $(sort $(wildcard examples/*.py)) examples/k3
 
 .PHONY: help setup demo test check lint format layers types clean
 
@@ -30,7 +30,9 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: $(STAMP)
 	@set -e; for example in $(EXAMPLES); do \
-		echo "== $$example"; CUDA_VISIBLE_DEVICES= $(BIN)/python $$example; done
+		echo "== $$example"; export CUDA_VISIBLE_DEVICES=; \
+		if [ -d $$example ]; then $(BIN)/python -m $${example//\//.}; \
+		else $(BIN)/python $$example; fi; done
 	@echo "$(words $(EXAMPLES)) examples ran"
 
 test: $(STAMP)

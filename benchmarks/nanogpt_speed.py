@@ -42,7 +42,7 @@ def parse() -> argparse.Namespace:
     add("--config", default="shakespeare", choices=CONFIGS, help="k3: speed and full, in fp32")
     add("--data", type=pathlib.Path, help="a text (default: tiny Shakespeare, downloaded)")
     add("--out", type=pathlib.Path, default=pathlib.Path("benchmarks/results/nanogpt"))
-    add("--limit", type=float, default=540, help="seconds in all")
+    add("--limit", type=float, default=480, help="seconds in all")
     add("--tiers", default="fp32,tf32,bf16", help="of the losses")
     add("--speed-tiers", default="bf16")
     add("--gradient-tier", default="fp32", help="fp32, ieee, tf32 or bf16")

@@ -15,6 +15,7 @@ from examples.k3.model import Stack
 from examples.k3.reference import stack_reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+TOKENS = 70  # more than a chunk of KDA and a page of MLA
 
 
 def relative(out: torch.Tensor, expected: torch.Tensor) -> float:
@@ -50,11 +51,11 @@ def main() -> None:
     torch.manual_seed(0)
     config = Config()
     model = Stack(config).to(DEVICE)
-    x = torch.randn(2, 70, config.width, device=DEVICE)
+    x = torch.randn(2, TOKENS, config.width, device=DEVICE)
     output, gradient = compare_gradients(model, x)
     print(f"{config.layers} layers on {DEVICE}: output within {output:.1e} of fp64, ", end="")
     print(f"worst of {len(list(model.parameters()))} gradients within {gradient:.1e}")
-    for prefix in (0, 66):
+    for prefix in (0, TOKENS - 4):
         length = prefix + 4
         error = compare_decoding(model, x[:, :length], prefix)
         print(f"{prefix} tokens prefilled and 4 decoded: within {error:.1e} of {length} at once")

@@ -13,10 +13,15 @@ from minitriton.kernels.philox import philox_words, threshold_of
 
 def element_mask(seed: torch.Tensor, rows: int, columns: int, probability: float) -> torch.Tensor:
     """What `dropout` keeps of a matrix, [rows, columns]; seed: int64 [1]."""
-    row = torch.arange(rows, device=seed.device)[:, None]
-    group = torch.arange(-(-columns // 4), device=seed.device)[None, :]
+    row, group = _counters(seed, rows, -(-columns // 4))
+    row, group = row[:, None], group[None, :]
     words = philox_words(seed, [group, row, row * 0, row * 0])
     return words.permute(1, 2, 0).flatten(1)[:, :columns] >= threshold_of(probability)
+
+
+@torch.compiler.disable  # Inductor would multiply them in 32 bits
+def _counters(seed: torch.Tensor, *sizes: int) -> list[torch.Tensor]:
+    return [torch.arange(size, device=seed.device) for size in sizes]
 
 
 def attention_mask(
@@ -24,9 +29,8 @@ def attention_mask(
 ) -> torch.Tensor:
     """What `attention` keeps, [planes, queries, keys], planes = batch * heads; seed: int64 [1]."""
     across, down = -(-keys // 16), -(-queries // 16)  # tiles of 16 x 16 are 8 x 8 calls
-    row = torch.arange(8 * down, device=seed.device)[:, None]
-    column = torch.arange(8 * across, device=seed.device)[None, :]
-    plane = torch.arange(planes, device=seed.device)[:, None, None]
+    row, column, plane = _counters(seed, 8 * down, 8 * across, planes)
+    row, column, plane = row[:, None], column[None, :], plane[:, None, None]
     words = philox_words(seed, [row, column, plane, plane * 0])
     parts = words.view(2, 2, planes, down, 8, across, 8).permute(2, 3, 0, 4, 5, 1, 6)
     whole = parts.reshape(planes, 16 * down, 16 * across)

@@ -83,7 +83,7 @@ class Twin(GPT):
             return x
         if not self.same_masks:
             return F.dropout(x, p)
-        keep = drawn(element_mask, x.is_cuda)(seed, x[..., 0].numel(), x.shape[-1], p)
+        keep = draw(element_mask, seed, x[..., 0].numel(), x.shape[-1], p)
         return torch.where(keep.view(x.shape), x / (1 - p), 0.0)
 
     def _attention(self, qkv: torch.Tensor, seed: torch.Tensor) -> torch.Tensor:
@@ -94,17 +94,23 @@ class Twin(GPT):
             scores = (q @ k.mT) * q.shape[-1] ** -0.5
             later = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)
             shares = scores.masked_fill(later, -float("inf")).softmax(-1)
-            keep = drawn(attention_mask, q.is_cuda)(seed, batch * heads, length, length, p)
+            keep = draw(attention_mask, seed, batch * heads, length, length, p)
             out = (shares * keep.view(scores.shape) / (1 - p)).to(v.dtype) @ v
         else:
             out = F.scaled_dot_product_attention(q, k, v, dropout_p=p, is_causal=True)
         return out.transpose(1, 2).flatten(2)
 
 
+def draw(mask: Any, seed: torch.Tensor, *arguments: Any) -> torch.Tensor:
+    """What a function of `masks` draws; on a GPU as one kernel."""
+    if seed.is_cuda and not torch.compiler.is_compiling():
+        mask = _compiled(mask)
+    return mask(seed, *arguments)
+
+
 @functools.cache
-def drawn(mask: Any, compiled: bool) -> Any:
-    """A function of `masks`, as one kernel if compiled."""
-    return torch.compile(mask, dynamic=False) if compiled else mask
+def _compiled(mask: Any) -> Any:
+    return torch.compile(mask, dynamic=False)
 
 
 def _norm(x: torch.Tensor, norm: Norm) -> torch.Tensor:

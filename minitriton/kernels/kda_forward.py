@@ -26,7 +26,7 @@ from minitriton.kernels.kda_prepare import bounded_kernel, inverse_kernel
 
 WIDEST = 64  # columns of V that a program of the scan holds, at most
 REGISTERS = 168  # of a thread of bounded_kernel: three programs of four warps fit a processor
-FARTHEST = 2**27  # tokens closer than this, in elements, have 32-bit offsets within a tile
+FARTHEST = 2**25  # tokens closer than this, in elements, have 32-bit offsets within a chunk
 PROGRAMS = 132  # that the scan should have at least, an H200's processors: else narrower ones
 
 
@@ -328,8 +328,8 @@ def prepare_bounded(
         q, k, g, beta, a_log, g if dt_bias is None else dt_bias, chunks.chunk, *made[:4], lower,
         made.scores, sums, *q.stride()[:3], *k.stride()[:3], *g.stride()[:3], *beta.stride(),
         q.shape[1], heads, q.shape[3], options.scale, options.floor, BIASED=dt_bias is not None,
-        L2=options.qk_l2norm, SIGMOID=options.beta_sigmoid, BLOCK=width, num_warps=width // 32,
-        maxnreg=REGISTERS,
+        L2=options.qk_l2norm, SIGMOID=options.beta_sigmoid, BLOCK=width, num_warps=4,
+        maxnreg=REGISTERS if q.shape[3] == 128 else None,
     )  # fmt: skip
     inverse_kernel[(count * heads,)](lower, made.inverse, num_warps=1)
 

@@ -30,11 +30,11 @@ def _places(stride, BLOCK: tl.constexpr):
 
 @triton.jit
 def _load_tile(ptr, stride, skip, rows, columns, BLOCK: tl.constexpr):
-    """[TILE, BLOCK] in fp32, zero beyond `rows` and `columns`."""
+    """[TILE, BLOCK] in the dtype of memory, zero beyond `rows` and `columns`."""
     row, column, _ = _places(BLOCK, BLOCK)
     mask = (row + skip < rows) & (column < columns)
     x = tl.load(ptr + ((row + skip) * stride + column), mask=mask, other=0.0)
-    return tl.reshape(tl.trans(x, 1, 0, 2, 3), [tiles.TILE, BLOCK]).to(tl.float32)
+    return tl.reshape(tl.trans(x, 1, 0, 2, 3), [tiles.TILE, BLOCK])
 
 
 @triton.jit
@@ -120,7 +120,14 @@ def bounded_kernel(
     total = tl.zeros([BLOCK], tl.float32)  # G so far
     for i in tl.range(0, TILES):
         left_rows = rows - i * R
-        z = _load_tile(g_ptr, g_token, i * R, rows, columns, BLOCK) + bias[None, :]
+        z = _load_tile(g_ptr, g_token, i * R, rows, columns, BLOCK).to(tl.float32) + bias[None, :]
+        # all at once, before barriers: to wait once
+        q = _load_tile(q_ptr, q_token, i * R, rows, columns, BLOCK)
+        k = _load_tile(k_ptr, k_token, i * R, rows, columns, BLOCK)
+        q_scale, k_scale = tl.full([1, 1], scale, tl.float32), tl.full([1, 1], 1.0, tl.float32)
+        if L2:
+            q_scale = scale * _scale_of(q_ptr, q_token, i * R, rows, columns, BLOCK)
+            k_scale = _scale_of(k_ptr, k_token, i * R, rows, columns, BLOCK)
         decay = tl.sigmoid(sharpness * z)
         decay *= tl.where(row < left_rows, floor * tiles.LOG2_E, 0.0)[:, None]
         span = tl.cumsum(tl.where(row[:, None] == 0, 0.0, decay), axis=0)
@@ -128,16 +135,10 @@ def bounded_kernel(
         total = anchor + _row(span, R - 1)
         left = tl.exp2(span + tiles.RAISED)
         entering = tl.exp2(anchor - tiles.RAISED)[None, :]
-        q = _load_tile(q_ptr, q_token, i * R, rows, columns, BLOCK) * left
-        if L2:
-            q *= scale * _scale_of(q_ptr, q_token, i * R, rows, columns, BLOCK)
-        else:
-            q *= scale
+        q = q.to(tl.float32) * q_scale * left
         at = i * (R * BLOCK)
         _store_tile(q_in_ptr + at, q * entering, BLOCK)
-        k = _load_tile(k_ptr, k_token, i * R, rows, columns, BLOCK)
-        if L2:
-            k *= _scale_of(k_ptr, k_token, i * R, rows, columns, BLOCK)
+        k = k.to(tl.float32) * k_scale
         right = k * tl.exp2(-tiles.RAISED - span)
         k *= left
         _store_tile(k_in_ptr + at, k * entering, BLOCK)
@@ -148,13 +149,13 @@ def bounded_kernel(
         beta = tl.load(beta_ptr + row.to(tl.int64) * beta_token, mask=row < left_rows, other=0.0)
         beta = tl.sigmoid(beta.to(tl.float32)) if SIGMOID else beta.to(tl.float32)
         at = i * (R * tiles.CHUNK)
+        to = at + i * R
+        _pair(left_qk, right.to(DTYPE), beta, scores_ptr + to, lower_ptr + to, True)
         for j in tl.range(0, i):
             far = _load_far(k_out_ptr + j * R * BLOCK, KEPT, BLOCK)
             far *= tl.exp2(anchor - tl.load(sums_ptr + j * BLOCK + column) - tiles.RAISED)[None, :]
             to = at + j * R
             _pair(left_qk, far.to(DTYPE), beta, scores_ptr + to, lower_ptr + to, False)
-        to = at + i * R
-        _pair(left_qk, right.to(DTYPE), beta, scores_ptr + to, lower_ptr + to, True)
         for j in tl.range(i + 1, TILES):
             above = at + j * R + row[:, None] * tiles.CHUNK + row[None, :]
             tl.store(scores_ptr + above, tl.zeros([R, R], DTYPE))

@@ -331,7 +331,7 @@ def test_tiles_of_large_gpus(device, monkeypatch, arch, memory, heads, new):
     compile_hooks.clear()  # other targets have tiles of their own
     compiled = real.warmup(*args, grid=(1,), target=arch, **options)
     compile_hooks.extend(hooks)
-    assert compiled.n_spills <= (4 if (heads, new) == (96, 2) else 0)  # a word, outside the loop
+    assert compiled.n_spills == 0
     assert compiled.shared <= memory
 
 

@@ -34,6 +34,15 @@ def small(config):
     return dataclasses.replace(config, layers=1, context=16, batch=1)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def one_thread():
+    """torch's other threads would only spin: its tensors here are tiny."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture
 def unchecked(monkeypatch):
     """The emulator without its checks, which the kernels' own tests have: a fifth faster."""

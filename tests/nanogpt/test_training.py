@@ -10,7 +10,7 @@ from examples.nanogpt.engine import MiniTritonEngine, TorchEngine, evaluate, lea
 from examples.nanogpt.masks import attention_mask, element_mask
 from examples.nanogpt.model import GPT
 from examples.nanogpt.train import Run
-from examples.nanogpt.twin import Twin, drawn
+from examples.nanogpt.twin import Twin, draw
 from minitriton.kernels.attention_tiles import attention_dropout_mask
 from minitriton.kernels.dropout import keep_mask
 from tests.nanogpt.models import batch_of, errors, gradients, in_fp64, make
@@ -106,9 +106,9 @@ def test_a_graph_changes_no_bit(config, corpus, device):
 def test_masks_of_the_twin(device):
     seed = torch.tensor([2**40 + 5], device=device)
     for probability in (0.2, 0.7):
-        ours = drawn(element_mask, seed.is_cuda)(seed, 5, 18, probability)
+        ours = draw(element_mask, seed, 5, 18, probability)
         assert torch.equal(ours, keep_mask(seed, torch.Size((5, 18)), probability))
-        ours = drawn(attention_mask, seed.is_cuda)(seed, 6, 37, 50, probability)
+        ours = draw(attention_mask, seed, 6, 37, 50, probability)
         wanted = attention_dropout_mask(int(seed), (2, 3, 37, 50), probability)
         assert torch.equal(ours.cpu().view(2, 3, 37, 50), wanted)
 
