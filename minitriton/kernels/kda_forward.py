@@ -297,8 +297,7 @@ def prepare(
     made = Operands(q_in, k_in, k_out, decay, inverse, scores)
     if not count * heads:
         return made
-    farthest = max(x.stride(1) for x in (q, k, g))
-    if options.finest == 16 and not exact and farthest < FARTHEST:
+    if options.finest == 16 and not exact:
         prepare_bounded(q, k, g, beta, a_log, dt_bias, options, chunks, made)
     else:
         _prepare_kernel[(count * heads,)](
@@ -320,6 +319,7 @@ def prepare_bounded(
 ) -> None:  # fmt: skip
     """Fills `made` where a token decays by e^-5 at most, with operands in 16 bits."""
     count, heads, _, width = made.q_in.shape
+    q, k, g = (x if x.stride(1) < FARTHEST else x.contiguous() for x in (q, k, g))
     # rows of length 1 make a triangle that fp16 holds; it has the digits of tf32
     lower_dtype = torch.float16 if options.qk_l2norm else torch.float32
     lower = torch.empty(made.inverse.shape, dtype=lower_dtype, device=q.device)
