@@ -85,6 +85,7 @@ def main() -> None:
     parser.add_argument("--out", default="")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--only", default="", help="families, separated by commas")
+    parser.add_argument("--peers", action="store_true", help="fla-core in every case (slow)")
     arguments = parser.parse_args()
     bandwidth, rate = copy_bandwidth(), matmul_rate()
     print(f"copy {bandwidth / 1e12:.2f} TB/s, cuBLAS bf16 {rate / 1e12:.0f} TFLOP/s", flush=True)

@@ -19,6 +19,7 @@ from minitriton.kernels.checks import KernelArgumentError
 from minitriton.kernels.cross_entropy import cross_entropy, cross_entropy_reference
 from minitriton.kernels.dropout import dropout, dropout_reference
 from minitriton.kernels.embedding import embedding, embedding_reference, tied_embedding
+from minitriton.kernels.gradient_sum import GradientSum
 from minitriton.kernels.kda import chunk_kda, chunk_kda_reference
 from minitriton.kernels.kda_decode import recurrent_kda, recurrent_kda_reference
 from minitriton.kernels.layer_norm import (
@@ -84,6 +85,7 @@ from minitriton.kernels.situ_gemm import situ_glu_linear, situ_glu_linear_refere
 __all__ = [
     "AdamW",
     "BlockAttnRes",
+    "GradientSum",
     "KernelArgumentError",
     "PerHeadMuon",
     "Routing",

@@ -17,7 +17,7 @@ import minitriton as triton
 import minitriton.language as tl
 
 SPLIT_K = 512  # no slice of K is shorter
-SUM_BLOCK = 1024
+DEEP_SUM, FLAT_SUM = (128, 16), (1, 1024)  # partial sums and elements that a program holds
 
 
 @triton.jit
@@ -90,18 +90,20 @@ def _gemm_kernel(
 @triton.jit
 def _sum_kernel(
     partial_ptr, c_ptr, bias_ptr, extra_ptr, pre_ptr, n, N, splits,
-    EPILOGUE: tl.constexpr, BLOCK: tl.constexpr,
+    EPILOGUE: tl.constexpr, DEPTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = at < n
-    acc = tl.zeros([1, BLOCK], tl.float32)
-    for s in range(splits):
-        part = tl.load(partial_ptr + s.to(tl.int64) * n + at, mask=mask, other=0.0)
-        acc += part[None, :]
+    acc = tl.zeros([DEPTH, BLOCK], tl.float32)
+    for first in range(0, splits, DEPTH):
+        s = first + tl.arange(0, DEPTH)[:, None]
+        source = partial_ptr + s.to(tl.int64) * n + at[None, :]
+        acc += tl.load(source, mask=(s < splits) & mask[None, :], other=0.0)
     column = (at % N).to(tl.int32)
     acc = _epilogue(
-        acc, bias_ptr, extra_ptr, pre_ptr, at[None, :], column, mask[None, :], N, EPILOGUE
-    )
+        tl.sum(acc, 0)[None, :], bias_ptr, extra_ptr, pre_ptr, at[None, :], column,
+        mask[None, :], N, EPILOGUE,
+    )  # fmt: skip
     tl.store(c_ptr + at[None, :], acc.to(c_ptr.dtype.element_ty), mask=mask[None, :])
 
 
@@ -178,10 +180,11 @@ def sum_partials(
     pre: torch.Tensor | None = None,
     epilogue: str = "none",
 ) -> torch.Tensor:
-    """out = epilogue(sum of partial [S, ...] over S, in order), in place; else as `gemm`."""
-    size = out.numel()
-    _sum_kernel[(triton.cdiv(size, SUM_BLOCK),)](
-        partial, out, bias, extra, pre, size, out.shape[-1], partial.shape[0], EPILOGUE=epilogue,
-        BLOCK=SUM_BLOCK,
+    """out = epilogue(sum of partial [S, ...] over S), in a fixed order; the rest as `gemm`."""
+    size, splits = out.numel(), partial.shape[0]
+    depth, block = DEEP_SUM if splits > 32 else FLAT_SUM
+    _sum_kernel[(triton.cdiv(size, block),)](
+        partial, out, bias, extra, pre, size, out.shape[-1], splits, EPILOGUE=epilogue,
+        DEPTH=depth, BLOCK=block,
     )  # fmt: skip
     return out

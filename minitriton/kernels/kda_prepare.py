@@ -6,9 +6,11 @@ the first and the last row of a tile, rows r of tile I meet tokens j of an earli
     e^(G_r - G_j) = e^(G_r - a_I) e^(a_I - b_J) e^(b_J - G_j)
 
 of which no factor exceeds 1: the first belongs to a row, the last to a token, and the middle one to
-a pair of tiles. One exponential per element and side is enough. A program walks down the tiles of
-one chunk of one head; a thread holds all rows of two channels, so sums along rows stay in it. The
-inverse is a kernel of its own, of one warp per chunk: it needs no barriers.
+a pair of tiles. So two exponentials per element do for all decays of a chunk.
+
+A program walks down the tiles of one chunk of one head. Eight rows of two channels are a thread's,
+so that sums along rows hardly leave it. Keys for later tiles wait in `k_out`. The inverse is a
+kernel of its own, of one warp per chunk, since it needs no barriers then.
 """
 
 from __future__ import annotations
@@ -79,7 +81,7 @@ def _pair(left, right, beta, scores_ptr, lower_ptr, DIAGONAL: tl.constexpr):
     row, column = tl.arange(0, tiles.TILE)[None, :, None], tl.arange(0, tiles.TILE)[None, None, :]
     if DIAGONAL:
         dots = tl.where(row >= column + of_k, dots, 0.0)
-    at = of_k * 0 + row * tiles.CHUNK + column
+    at = tl.broadcast_to(row * tiles.CHUNK + column, dots.shape)
     tl.store(scores_ptr + at, dots.to(scores_ptr.dtype.element_ty), mask=of_k == 0)
     dots *= beta[None, :, None]
     tl.store(lower_ptr + at, dots.to(lower_ptr.dtype.element_ty), mask=of_k == 1)
@@ -88,11 +90,16 @@ def _pair(left, right, beta, scores_ptr, lower_ptr, DIAGONAL: tl.constexpr):
 @triton.jit(do_not_specialize=["tokens"])
 def bounded_kernel(
     q_ptr, k_ptr, g_ptr, beta_ptr, a_log_ptr, bias_ptr, chunk_ptr, q_in_ptr, k_in_ptr,
-    k_out_ptr, decay_ptr, lower_ptr, scores_ptr, sums_ptr, q_batch, q_token, q_head, k_batch, k_token,
-    k_head, g_batch, g_token, g_head, beta_batch, beta_token, beta_head, tokens, heads, columns,
-    scale, floor, BIASED: tl.constexpr, L2: tl.constexpr, SIGMOID: tl.constexpr,
+    k_out_ptr, decay_ptr, lower_ptr, scores_ptr, sums_ptr, q_batch, q_token, q_head, k_batch,
+    k_token, k_head, g_batch, g_token, g_head, beta_batch, beta_token, beta_head, tokens, heads,
+    columns, scale, floor, BIASED: tl.constexpr, L2: tl.constexpr, SIGMOID: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Operands, scores and beta M of one chunk of one head.
+
+    lower: beta M, [NC, H, CHUNK, CHUNK], of which only tiles on and below the diagonal are written.
+    sums: scratch, [NC, H, TILES, BLOCK] fp32.
+    """
     program = tl.program_id(0).to(tl.int64)
     chunk, head = program // heads, program % heads
     first, rows = tl.load(chunk_ptr + 3 * chunk + 1), tl.load(chunk_ptr + 3 * chunk + 2)
@@ -186,7 +193,7 @@ def _pick(x):
 
 @triton.jit
 def _blocks(ptr, down, COUNT: tl.constexpr, SIZE: tl.constexpr):
-    """[COUNT, SIZE, SIZE]: blocks of a [CHUNK, CHUNK] matrix, `down` further from one to the next."""
+    """[COUNT, SIZE, SIZE]: blocks of a [CHUNK, CHUNK] matrix, each `down` after the last."""
     row, column = tl.arange(0, SIZE)[None, :, None], tl.arange(0, SIZE)[None, None, :]
     return ptr + tl.arange(0, COUNT)[:, None, None] * down + row * tiles.CHUNK + column
 

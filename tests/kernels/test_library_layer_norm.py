@@ -124,6 +124,15 @@ def test_strided_and_empty(device):
     assert empty.grad.shape == (0, 24) and not leaf.grad.any()
 
 
+def test_gradient_of_the_weight_over_many_rows(device):
+    """Partial sums of more programs than one step of the last sum takes."""
+    tensors = inputs(device, torch.float32, (1200, 20))
+    exact = exact_copies(tensors)
+    layer_norm(*tensors).square().sum().backward()
+    layer_norm_reference(*exact).square().sum().backward()
+    close(tensors, exact, 2e-6)
+
+
 def test_dropout_has_the_mask_of_its_twin(device):
     seed = torch.tensor([-(2**62) + 5], device=device)
     for shape in ((5, 7, 300), (3, 4), (1,)):
