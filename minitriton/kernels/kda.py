@@ -4,9 +4,9 @@
     o_t = scale S_t^T q_t
 
 Source: Kimi K3 technical report, equations 1 to 6; Kimi Linear (arXiv 2510.26692), equations 6 to
-9 for chunks. The forward pass is two launches (kda_forward.py): one over all chunks at once, one
+9 for chunks. The forward pass (kda_forward.py) is one launch or two over all chunks at once and one
 over the chunks of a sequence in order. Only the inputs are saved: the backward pass
-(kda_backward.py) runs the first launch again, which costs less than 256 bytes per token and head.
+(kda_backward.py) runs the former again, which costs less than 256 bytes per token and head.
 """
 
 from __future__ import annotations

@@ -25,7 +25,8 @@ from minitriton.kernels.kda_chunks import CHUNK, Chunks
 from minitriton.kernels.kda_prepare import bounded_kernel, inverse_kernel
 
 WIDEST = 64  # columns of V that a program of the scan holds, at most
-REGISTERS = 168  # of a thread of bounded_kernel: three programs of four warps fit a processor
+# of a thread of bounded_kernel: four programs fit a processor, or three before sm_90, which spills
+REGISTERS, OLD_REGISTERS = 128, 168
 FARTHEST = 2**25  # tokens closer than this, in elements, have 32-bit offsets within a chunk
 PROGRAMS = 132  # that the scan should have at least, an H200's processors: else narrower ones
 
@@ -306,8 +307,8 @@ def prepare(
             *beta.stride(), q.shape[1], heads, keys, options.scale, options.floor,
             GATE=options.gate, BIASED=dt_bias is not None, L2=options.qk_l2norm,
             SIGMOID=options.beta_sigmoid, FINEST=options.finest,
-            PRECISION="tf32x3" if exact else "tf32", BLOCK=width,
-            PART=16 if exact or options.finest < 16 else 32, num_warps=8,
+            PRECISION="tf32x3" if exact else "tf32", BLOCK=width, PART=16,
+            num_warps=8,
         )  # fmt: skip
     return made
 
@@ -320,6 +321,8 @@ def prepare_bounded(
     """Fills `made` where a token decays by e^-5 at most, with operands in 16 bits."""
     count, heads, _, width = made.q_in.shape
     q, k, g = (x if x.stride(1) < FARTHEST else x.contiguous() for x in (q, k, g))
+    new = q.is_cuda and torch.cuda.get_device_capability(q.device) >= (9, 0)
+    registers = REGISTERS if new else OLD_REGISTERS
     # rows of length 1 make a triangle that fp16 holds; it has the digits of tf32
     lower_dtype = torch.float16 if options.qk_l2norm else torch.float32
     lower = torch.empty(made.inverse.shape, dtype=lower_dtype, device=q.device)
@@ -329,7 +332,7 @@ def prepare_bounded(
         made.scores, sums, *q.stride()[:3], *k.stride()[:3], *g.stride()[:3], *beta.stride(),
         q.shape[1], heads, q.shape[3], options.scale, options.floor, BIASED=dt_bias is not None,
         L2=options.qk_l2norm, SIGMOID=options.beta_sigmoid, BLOCK=width, num_warps=4,
-        maxnreg=REGISTERS if q.shape[3] == 128 else None,
+        maxnreg=registers if q.shape[3] == 128 else None,
     )  # fmt: skip
     inverse_kernel[(count * heads,)](lower, made.inverse, num_warps=1)
 

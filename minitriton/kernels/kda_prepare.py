@@ -41,7 +41,7 @@ def _load_tile(ptr, stride, skip, rows, columns, BLOCK: tl.constexpr):
 
 @triton.jit
 def _load_far(ptr, KEPT: tl.constexpr, BLOCK: tl.constexpr):
-    """[TILE, BLOCK] that `_store_tile` wrote: by this thread, so it needs no barrier."""
+    """[TILE, BLOCK] of keys that wait in k_out, in KEPT; the products between hold barriers."""
     _, _, at = _places(BLOCK, BLOCK)
     x = tl.reshape(tl.trans(tl.load(ptr + at), 1, 0, 2, 3), [tiles.TILE, BLOCK])
     return x.to(KEPT, bitcast=True).to(tl.float32)
@@ -55,8 +55,10 @@ def _store_tile(ptr, x, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _scale_of(ptr, stride, skip, rows, columns, BLOCK: tl.constexpr):
+def _scale_of(ptr, stride, skip, rows, columns, L2: tl.constexpr, BLOCK: tl.constexpr):
     """[TILE, 1]: what scales the rows to length 1. Read in rows, which takes fewer shuffles."""
+    if not L2:
+        return tl.full([tiles.TILE, 1], 1.0, tl.float32)
     row, column = tl.arange(0, tiles.TILE)[:, None] + skip, tl.arange(0, BLOCK)[None, :]
     mask = (row < rows) & (column < columns)
     x = tl.load(ptr + row * stride + column, mask=mask, other=0.0)
@@ -87,6 +89,39 @@ def _pair(left, right, beta, scores_ptr, lower_ptr, DIAGONAL: tl.constexpr):
     tl.store(lower_ptr + at, dots.to(lower_ptr.dtype.element_ty), mask=of_k == 1)
 
 
+@triton.jit
+def _tile_beta(ptr, stride, skip, rows, SIGMOID: tl.constexpr):
+    """[TILE] in fp32, from row `skip` of the chunk on; anything beyond `rows`."""
+    row = tl.arange(0, tiles.TILE) + skip
+    beta = tl.load(ptr + row.to(tl.int64) * stride, mask=row < rows, other=0.0).to(tl.float32)
+    return tl.sigmoid(beta) if SIGMOID else beta
+
+
+@triton.jit
+def _earlier_pairs(left, anchor, beta, i, k_out_ptr, sums_ptr, scores_ptr, lower_ptr,
+                   KEPT: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """Row i of the 16x16 tiles but for the diagonal: products to the left of it, zeros beyond."""
+    R: tl.constexpr = tiles.TILE
+    DTYPE: tl.constexpr = k_out_ptr.dtype.element_ty
+    row, column = tl.arange(0, R), tl.arange(0, BLOCK)
+    for j in tl.range(0, i):
+        far = _load_far(k_out_ptr + j * R * BLOCK, KEPT, BLOCK)
+        far *= tl.exp2(anchor - tl.load(sums_ptr + j * BLOCK + column) - tiles.RAISED)[None, :]
+        _pair(left, far.to(DTYPE), beta, scores_ptr + j * R, lower_ptr + j * R, False)
+    for j in tl.range(i + 1, TILES):
+        above = j * R + row[:, None] * tiles.CHUNK + row[None, :]
+        tl.store(scores_ptr + above, tl.zeros([R, R], DTYPE))
+
+
+@triton.jit
+def _leave(k_out_ptr, sums_ptr, total, KEPT: tl.constexpr, BLOCK: tl.constexpr):
+    """Decays the keys in k_out from the end of their tile to that of the chunk."""
+    for j in tl.range(0, TILES):
+        at = k_out_ptr + j * tiles.TILE * BLOCK
+        known = tl.load(sums_ptr + j * BLOCK + tl.arange(0, BLOCK))
+        _store_tile(at, _load_far(at, KEPT, BLOCK) * tl.exp2(total - known)[None, :], BLOCK)
+
+
 @triton.jit(do_not_specialize=["tokens"])
 def bounded_kernel(
     q_ptr, k_ptr, g_ptr, beta_ptr, a_log_ptr, bias_ptr, chunk_ptr, q_in_ptr, k_in_ptr,
@@ -111,12 +146,9 @@ def bounded_kernel(
     k_ptr += batch * k_batch + token * k_token + head * k_head
     g_ptr += batch * g_batch + token * g_token + head * g_head
     beta_ptr += batch * beta_batch + token * beta_token + head * beta_head
-    operand = program * (tiles.CHUNK * BLOCK)
-    q_in_ptr += operand
-    k_in_ptr += operand
-    k_out_ptr += operand
-    scores_ptr += program * (tiles.CHUNK * tiles.CHUNK)
-    lower_ptr += program * (tiles.CHUNK * tiles.CHUNK)
+    operand, square = program * (tiles.CHUNK * BLOCK), program * (tiles.CHUNK * tiles.CHUNK)
+    q_in_ptr, k_in_ptr, k_out_ptr = q_in_ptr + operand, k_in_ptr + operand, k_out_ptr + operand
+    scores_ptr, lower_ptr = scores_ptr + square, lower_ptr + square
     sums_ptr += program * (TILES * BLOCK)
     sharpness = tl.exp(tl.load(a_log_ptr + head).to(tl.float32))
     row, column = tl.arange(0, R), tl.arange(0, BLOCK)
@@ -131,10 +163,8 @@ def bounded_kernel(
         # all at once, before barriers: to wait once
         q = _load_tile(q_ptr, q_token, i * R, rows, columns, BLOCK)
         k = _load_tile(k_ptr, k_token, i * R, rows, columns, BLOCK)
-        q_scale, k_scale = tl.full([1, 1], scale, tl.float32), tl.full([1, 1], 1.0, tl.float32)
-        if L2:
-            q_scale = scale * _scale_of(q_ptr, q_token, i * R, rows, columns, BLOCK)
-            k_scale = _scale_of(k_ptr, k_token, i * R, rows, columns, BLOCK)
+        q_scale = scale * _scale_of(q_ptr, q_token, i * R, rows, columns, L2, BLOCK)
+        k_scale = _scale_of(k_ptr, k_token, i * R, rows, columns, L2, BLOCK)
         decay = tl.sigmoid(sharpness * z)
         decay *= tl.where(row < left_rows, floor * tiles.LOG2_E, 0.0)[:, None]
         span = tl.cumsum(tl.where(row[:, None] == 0, 0.0, decay), axis=0)
@@ -153,24 +183,14 @@ def bounded_kernel(
         far = right * tl.exp2(total - anchor + tiles.RAISED)[None, :]
         _store_tile(k_out_ptr + at, far.to(KEPT).to(DTYPE, bitcast=True), BLOCK)
         tl.store(sums_ptr + i * BLOCK + column, total)
-        beta = tl.load(beta_ptr + row.to(tl.int64) * beta_token, mask=row < left_rows, other=0.0)
-        beta = tl.sigmoid(beta.to(tl.float32)) if SIGMOID else beta.to(tl.float32)
+        beta = _tile_beta(beta_ptr, beta_token, i * R, rows, SIGMOID)
         at = i * (R * tiles.CHUNK)
-        to = at + i * R
-        _pair(left_qk, right.to(DTYPE), beta, scores_ptr + to, lower_ptr + to, True)
-        for j in tl.range(0, i):
-            far = _load_far(k_out_ptr + j * R * BLOCK, KEPT, BLOCK)
-            far *= tl.exp2(anchor - tl.load(sums_ptr + j * BLOCK + column) - tiles.RAISED)[None, :]
-            to = at + j * R
-            _pair(left_qk, far.to(DTYPE), beta, scores_ptr + to, lower_ptr + to, False)
-        for j in tl.range(i + 1, TILES):
-            above = at + j * R + row[:, None] * tiles.CHUNK + row[None, :]
-            tl.store(scores_ptr + above, tl.zeros([R, R], DTYPE))
-        beta_ptr += R * beta_token.to(tl.int64)
-    for j in tl.range(0, TILES):
-        leaving = _load_far(k_out_ptr + j * R * BLOCK, KEPT, BLOCK)
-        leaving *= tl.exp2(total - tl.load(sums_ptr + j * BLOCK + column))[None, :]
-        _store_tile(k_out_ptr + j * R * BLOCK, leaving, BLOCK)
+        _pair(left_qk, right.to(DTYPE), beta, scores_ptr + at + i * R, lower_ptr + at + i * R, True)
+        _earlier_pairs(
+            left_qk, anchor, beta, i, k_out_ptr, sums_ptr, scores_ptr + at, lower_ptr + at, KEPT,
+            BLOCK,
+        )  # fmt: skip
+    _leave(k_out_ptr, sums_ptr, total, KEPT, BLOCK)
     tl.store(decay_ptr + program * BLOCK + column, tl.exp2(total))
 
 
