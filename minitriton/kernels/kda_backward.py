@@ -1,4 +1,4 @@
-"""KDA backward: gradients of all inputs of `chunk_kda`, in five launches.
+"""KDA backward: gradients of all inputs of `chunk_kda`, in six launches.
 
 The forward pass's `prepare` and `scan` run again and give operands, the state before every chunk,
 V' and, for the L2 norm's sake, the output. `reverse_scan` (kda_backward_scan.py) gives the gradient
