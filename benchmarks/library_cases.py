@@ -152,7 +152,7 @@ def attn_res() -> Iterator[Case]:
 
             if tokens * sources == 9 * 8192 or ALL_PEERS:
                 functions["fla-core"] = lambda *x: fused_attnres(
-                    x[-2], list(x[:-2]), x[-1], eps=1e-5
+                    x[-2], list(x[:-2]), x[-1], rms_eps=1e-5
                 )
         except ImportError:
             pass
