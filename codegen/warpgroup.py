@@ -53,7 +53,7 @@ def lower_warpgroup_dot(lowering: Lowering, op: ir.Operation) -> None:
     width = min(columns, MAX_COLUMNS)
     right = _Operand(lowering, b, 1)
     left = _Operand(lowering, a, 0) if isinstance(a.type, MemType) else None
-    words = None if left else _register_words(lowering, a, (rows, columns, right.depth), warps)
+    words = {} if left else _register_words(lowering, a, (rows, columns, right.depth), warps)
     asm = _Asm(lowering.registers(c))
     name = f"wgmma.mma_async.sync.aligned.m64n{width}k{STEP_K}.f32.{element}.{element}"
     step_rows = 16 * warps  # the warpgroups lie along M, then the tile repeats
@@ -120,9 +120,7 @@ def _warpgroup(lowering: Lowering) -> ir.Value:
     """i32 number of this thread's warpgroup, in a form that ptxas knows to be uniform."""
     return lowering.once(
         "warpgroup",
-        lambda: shuffle_word(
-            lowering, "idx", lowering.shr(lowering.thread_id, GROUP_SHIFT), 0
-        ),
+        lambda: shuffle_word(lowering, "idx", lowering.shr(lowering.thread_id, GROUP_SHIFT), 0),
     )
 
 

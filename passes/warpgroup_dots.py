@@ -19,6 +19,7 @@ from minitriton.ir.encoding import mem_layout
 from minitriton.ir.linear_layout import LinearLayout
 from minitriton.ir.matrix_descriptor import matrix_descriptor, operand_span
 from minitriton.ir.mlir import ir
+from minitriton.passes.shared_usage import buffer_of
 from minitriton.passes.traversal import (
     Value,
     defining_op,
@@ -152,6 +153,8 @@ def _slot_behind(value: Value, op_index: int) -> Value | None:
     if load is None or load.name != "mt.local_load":
         return None
     slot = load.operands[0]
+    if "mt.alignment" not in buffer_of(slot).attributes:  # it was not laid out for wgmma
+        return None
     return slot if matrix_descriptor(mem_layout(slot.type), op_index) is not None else None
 
 

@@ -125,7 +125,9 @@ class RaceDetector:
             return
         flying = self.in_flight[cell]
         if flying.any():
-            self._report(ins, warp, cell, flying, verb, "copy in flight", self.write_pc, _FLIGHT_HINT)
+            self._report(
+                ins, warp, cell, flying, verb, "copy in flight", self.write_pc, _FLIGHT_HINT
+            )
 
     def _check_writes(
         self, ins: Ins, warp: np.ndarray, cell: np.ndarray, verb: str, changed: Any

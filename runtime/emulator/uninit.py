@@ -27,8 +27,8 @@ _NO_DEST_NAMES = (
 )
 _NO_DEST = frozenset(_NO_DEST_NAMES.split())
 _ADDRESSES = frozenset({"ld", "ldu", "st", "atom", "red", "cp", "ldmatrix", "stmatrix"})
-_DEFINED_RESULT = frozenset({"mma", "wgmma", "vote", "redux", "match", "elect", "activemask", "ld", "ldu",
-                             "ldmatrix", "atom"})  # fmt: skip
+_DEFINED_RESULT = frozenset({"mma", "wgmma", "vote", "redux", "match", "elect", "activemask", "ld",
+                             "ldu", "ldmatrix", "atom"})  # fmt: skip
 
 
 def registers_in(operand: Any) -> list[Reg]:

@@ -19,7 +19,7 @@ from minitriton.runtime.emulator.formats import F32, F64, canonical_f32, to_f32
 from minitriton.runtime.emulator.fragments import a_positions
 from minitriton.runtime.emulator.matrix import _stack, _whole_warps
 from minitriton.runtime.emulator.memory import error
-from minitriton.runtime.emulator.module import Ins, Reg
+from minitriton.runtime.emulator.module import Ins
 from minitriton.runtime.emulator.operands import lanes_of, reader, writer
 from minitriton.runtime.emulator.syntax import Immediate, Vector
 from minitriton.runtime.emulator.tensor import operand_values
