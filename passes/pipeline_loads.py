@@ -39,7 +39,7 @@ from minitriton.passes.traversal import (
     splat_constant,
     walk,
 )
-from minitriton.passes.warpgroup_dots import operand_slot
+from minitriton.passes.warpgroup_dots import operand_slots
 
 MIN_COPY_BYTES = 4  # cp.async moves 4, 8 or 16 bytes
 SHARED_RESERVE = 2048  # left for scratch inside the loop
@@ -86,13 +86,14 @@ def _pipeline(
         return False
     scalars = [op for op in ops_of(body) if op.name == "mt.load" and not is_tile(op.results[0])]
     ahead = AheadOfTime(loop, loads=not _may_overwrite(loop, scalars, entry))
-    staged = []
+    chosen = []
     for load in feeding:
         reason = _refusal(load, ahead, facts)
         if reason:
             add_remark(module, load, f"load not pipelined: {reason}")
         else:
-            staged.append(_stage(load, facts, wgmma))
+            chosen.append(load)
+    staged = _stage(chosen, facts, wgmma)
     if not staged:
         return False
     fixed = [s for s in staged if is_fixed(s.load, ahead)]
@@ -171,18 +172,25 @@ def _fastest(load: ir.Operation, facts: AxisFacts) -> tuple[int, int]:
     return best
 
 
-def _stage(load: ir.Operation, facts: AxisFacts, wgmma: bool) -> Staged:
-    type_ = load.results[0].type
-    shape = tuple(type_.shape)
-    bits = storage_bits(bit_width(type_.element_type))
-    fastest, _ = _fastest(load, facts)
-    order = (fastest, *(d for d in reversed(range(len(shape))) if d != fastest))
-    size = prod(shape) * bits // 8
-    slot = operand_slot(load, order) if wgmma and bits == 16 else None
-    if slot is not None:
-        return Staged(load, slot, size, ALIGNMENT)
-    slot = layouts.shared_for_mma_operand(shape, order, bits, _dot_operand(load))
-    return Staged(load, slot, size)
+def _stage(loads: list[ir.Operation], facts: AxisFacts, wgmma: bool) -> list[Staged]:
+    orders = []
+    for load in loads:
+        fastest, _ = _fastest(load, facts)
+        dims = reversed(range(len(load.results[0].type.shape)))
+        orders.append((fastest, *(d for d in dims if d != fastest)))
+    slots = operand_slots(list(zip(loads, orders, strict=True))) if wgmma else {}
+    staged = []
+    for load, order in zip(loads, orders, strict=True):
+        type_ = load.results[0].type
+        shape = tuple(type_.shape)
+        bits = storage_bits(bit_width(type_.element_type))
+        size = prod(shape) * bits // 8
+        if load in slots:
+            staged.append(Staged(load, slots[load], size, ALIGNMENT))
+        else:
+            slot = layouts.shared_for_mma_operand(shape, order, bits, _dot_operand(load))
+            staged.append(Staged(load, slot, size))
+    return staged
 
 
 def _dot_operand(load: ir.Operation) -> int | None:

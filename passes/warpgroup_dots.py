@@ -54,35 +54,43 @@ def _stages(loop: ir.Operation) -> int:
     return int_attribute(loop, "mt.num_stages", int_attribute(top, "mt.num_stages", 1))
 
 
-def operand_slot(load: ir.Operation, order: Sequence[int]) -> LinearLayout | None:
-    """The shared layout of a load's slots if a wgmma is to read them; None if none will.
+def operand_slots(
+    loads: Sequence[tuple[ir.Operation, Sequence[int]]],
+) -> dict[ir.Operation, LinearLayout]:
+    """Those of the loads to be pipelined that warpgroup_dots will read, and their slots' layouts.
 
-    order: the load's dimensions, fastest first.
+    loads: each with its dimensions, fastest first.
     """
-    shape = tuple(load.results[0].type.shape)
-    span = operand_span(shape, tuple(order)) if len(shape) == 2 else 0
-    if not span:
-        return None
-    slot = layouts.shared_tma(shape, order, 16, span)
-    return slot if any(_readers(load.results[0], slot)) else None
+    slots, readers = {}, {}
+    for load, order in loads:
+        shape = tuple(load.results[0].type.shape)
+        span = operand_span(shape, tuple(order)) if len(shape) == 2 else 0
+        if span and isinstance(load.results[0].type.element_type, (ir.F16Type, ir.BF16Type)):
+            slots[load] = layouts.shared_tma(shape, order, 16, span)
+            readers[load] = _readers(load.results[0], slots[load])
+    qualified = {dot for found in readers.values() for dot, position in found if position == 1}
+    return {
+        load: slot
+        for load, slot in slots.items()
+        if any(dot in qualified for dot, _ in readers[load])
+    }
 
 
-def _readers(value: Value, slot: LinearLayout) -> list[ir.Operation]:
-    """Dots on all warps along M that can take `value` out of a slot: B, or A next to such a B."""
+def _readers(value: Value, slot: LinearLayout) -> list[tuple[ir.Operation, int]]:
+    """Dots that could take `value` out of a slot, and as which operand."""
     found = []
     for use in value.uses:
         user = use.owner.operation
         if user.name == "mt.convert_layout":
             for inner in user.results[0].uses:
-                dot = inner.owner.operation
-                position = inner.operand_number
+                dot, position = inner.owner.operation, inner.operand_number
                 if (
                     position < 2
                     and _fits(dot)
                     and dot.block == user.block
                     and matrix_descriptor(slot, position) is not None
                 ):
-                    found.append(dot)
+                    found.append((dot, position))
         elif user.name == "mt.trans" and all(
             inner.owner.operation.name == "mt.convert_layout" for inner in user.results[0].uses
         ):
