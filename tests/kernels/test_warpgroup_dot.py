@@ -101,3 +101,109 @@ def test_the_switch(device, monkeypatch):
     monkeypatch.setenv("MINITRITON_WGMMA", "0")
     error, compiled = run_matmul(device, (64, 32, 80), (64, 32, 16), torch.float16, num_warps=4)
     assert error < 1e-6 and instructions(compiled) == 0
+
+
+@triton.jit
+def forms_kernel(
+    x_ptr, y_ptr, c_ptr, K, stride, FORM: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Loops around tl.dot that differ in who touches the accumulator and where A comes from."""
+    i, k = tl.arange(0, BLOCK), tl.arange(0, BLOCK_K)
+    c_ptrs = c_ptr + i[:, None] * BLOCK + i[None, :]
+    x_ptrs = x_ptr + i[:, None] * stride + k[None, :]
+    y_ptrs = y_ptr + i[:, None] * stride + k[None, :]
+    first = tl.zeros((BLOCK, BLOCK), tl.float32)
+    second = tl.zeros((BLOCK, BLOCK), tl.float32)
+    for start in range(0, K, BLOCK_K):
+        x, y = tl.load(x_ptrs + start), tl.load(y_ptrs + start)
+        if FORM == "two sums":
+            first = tl.dot(x, y.T, first)
+            second = tl.dot(y, x.T, second)
+        elif FORM == "a sum of two":
+            first = tl.dot(y, y.T, tl.dot(x, x.T, first))
+        elif FORM == "computed left":
+            first = tl.dot((x * 2).to(x.dtype), y.T, first)
+        elif FORM == "scaled":
+            first = tl.dot(x, y.T, first * 0.5)
+        elif FORM == "read":
+            first = tl.dot(x, y.T, first)
+            second += first
+        elif FORM == "chain":
+            product = tl.dot(x, y.T)
+            first += tl.dot(product.to(x.dtype), tl.load(y_ptr + i[:, None] * stride + i[None, :]))
+        else:
+            first += tl.dot(x, y.T)
+    tl.store(c_ptrs, first)
+    tl.store(c_ptrs + BLOCK * BLOCK, second)
+
+
+def expected_forms(form, x, y, k, step, block):
+    first = torch.zeros(block, block, dtype=torch.float64)
+    second = first.clone()
+    for start in range(0, k, step):
+        a, b = x[:, start : start + step], y[:, start : start + step]
+        if form == "two sums":
+            first, second = first + a @ b.T, second + b @ a.T
+        elif form == "a sum of two":
+            first = first + a @ a.T + b @ b.T
+        elif form == "computed left":
+            first = first + 2 * a @ b.T
+        elif form == "scaled":
+            first = first * 0.5 + a @ b.T
+        elif form == "read":
+            first = first + a @ b.T
+            second = second + first
+        elif form == "chain":
+            first = first + (a @ b.T).half().double() @ y[:, :block]
+        else:
+            first = first + a @ b.T
+    return torch.stack([first, second])
+
+
+FORMS = ("two sums", "a sum of two", "computed left", "scaled", "read", "chain", "added")
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("stages", [2, 3])
+def test_forms_of_the_loop(device, form, stages):
+    block, step, k = 64, 32, 192
+    x, y = (torch.randn(block, k).half() for _ in range(2))
+    c = torch.full((2, block, block), float("nan"), device=device)
+    compiled = forms_kernel[(1,)](
+        x.to(device), y.to(device), c, k, k, FORM=form, BLOCK=block, BLOCK_K=step,
+        num_warps=4, num_stages=stages,
+    )  # fmt: skip
+    expected = expected_forms(form, x.double(), y.double(), k, step, block)
+    assert (c.cpu().double() - expected).abs().max() < (0.5 if form == "chain" else 1e-3)
+    assert instructions(compiled) > 0
+
+
+@triton.jit
+def persistent_kernel(
+    a_ptr, b_ptr, c_ptr, M, N, K,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PROGRAMS: tl.constexpr,
+):  # fmt: skip
+    columns = tl.cdiv(N, BLOCK_N)
+    for tile in range(tl.program_id(0), tl.cdiv(M, BLOCK_M) * columns, PROGRAMS):
+        m = tile // columns * BLOCK_M + tl.arange(0, BLOCK_M)
+        n = tile % columns * BLOCK_N + tl.arange(0, BLOCK_N)
+        k = tl.arange(0, BLOCK_K)
+        acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        for start in range(0, K, BLOCK_K):
+            a = tl.load(a_ptr + m[:, None] * K + (start + k)[None, :])
+            b = tl.load(b_ptr + (start + k)[:, None] * N + n[None, :])
+            acc = tl.dot(a, b, acc)
+        tl.store(c_ptr + m[:, None] * N + n[None, :], acc.to(tl.bfloat16))
+
+
+def test_persistent(device):
+    """The epilogue's scratch lies where the next tile's operands will."""
+    m, n, k = 256, 192, 64
+    a, b = (torch.randn(s, device=device).bfloat16() for s in ((m, k), (k, n)))
+    c = torch.full((m, n), float("nan"), dtype=torch.bfloat16, device=device)
+    compiled = persistent_kernel[(3,)](
+        a, b, c, m, n, k, BLOCK_M=128, BLOCK_N=64, BLOCK_K=16, PROGRAMS=3, num_warps=8
+    )
+    expected = (a.double() @ b.double()).float()
+    assert (c.float() - expected).abs().max() < 0.2 and instructions(compiled) > 0
