@@ -19,6 +19,10 @@ MEMORY_ACCESS = frozenset(("mt.load", "mt.store", "mt.atomic_rmw", "mt.atomic_ca
 MAY_WRITE = frozenset(
     ("mt.store", "mt.atomic_rmw", "mt.atomic_cas", "mt.barrier", "scf.while", "scf.for", "scf.if")
 )
+# Ops through which a loop may overwrite what its loads read.
+WRITES_IN_LOOP = frozenset(
+    ("mt.store", "mt.atomic_rmw", "mt.atomic_cas", "mt.barrier", "scf.while")
+)
 _DIVISIONS = frozenset(f"arith.{name}" for name in ("divsi", "divui", "remsi", "remui"))
 _PURE_MT = frozenset(
     f"mt.{name}"

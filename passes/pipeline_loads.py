@@ -26,7 +26,7 @@ from minitriton.ir.types import bit_width
 from minitriton.passes.ahead_of_time import AheadOfTime
 from minitriton.passes.dead_arguments import pass_through_dead_arguments
 from minitriton.passes.multi_buffer import Staged, is_fixed, rewrite_loop
-from minitriton.passes.op_classes import is_elementwise, is_tile, widens
+from minitriton.passes.op_classes import WRITES_IN_LOOP, is_elementwise, is_tile, widens
 from minitriton.passes.remarks import add_remark
 from minitriton.passes.simplify import share_loads, upstream
 from minitriton.passes.tile_pass import PassOptions
@@ -43,7 +43,6 @@ from minitriton.passes.warpgroup_dots import operand_slots
 
 MIN_COPY_BYTES = 4  # cp.async moves 4, 8 or 16 bytes
 SHARED_RESERVE = 2048  # left for scratch inside the loop
-_WRITES = frozenset(("mt.store", "mt.atomic_rmw", "mt.atomic_cas", "mt.barrier", "scf.while"))
 
 
 def run(module: ir.Module, target: Target, options: PassOptions) -> None:
@@ -110,13 +109,17 @@ def _pipeline(
         return False
     loop = rewrite_loop(loop, staged, ahead, stages)
     add_remark(module, loop, f"{len(staged)} loads pipelined in {stages} stages with cp.async")
+    dots = [op for op in ops_of(loop.regions[0].blocks[0]) if op.name == "mt.warpgroup_dot"]
+    if dots:
+        flying = sum("mt.in_flight" in op.attributes for op in dots)
+        add_remark(module, loop, f"{len(dots)} dots by wgmma, {flying} of them in flight")
     return True
 
 
 def _may_overwrite(loop: ir.Operation, feeding: list[ir.Operation], entry: ir.Block) -> bool:
     """Whether the loop may write what `feeding` reads. `num_stages` on the loop itself promises
     that different arguments of the kernel do not overlap."""
-    writers = [op for op in walk(loop) if op.name in _WRITES]
+    writers = [op for op in walk(loop) if op.name in WRITES_IN_LOOP]
     if not writers:
         return False
     if "mt.num_stages" not in loop.attributes or {op.name for op in writers} != {"mt.store"}:

@@ -19,6 +19,7 @@ from minitriton.ir.encoding import mem_layout
 from minitriton.ir.linear_layout import LinearLayout
 from minitriton.ir.matrix_descriptor import matrix_descriptor, operand_span
 from minitriton.ir.mlir import ir
+from minitriton.passes.op_classes import WRITES_IN_LOOP
 from minitriton.passes.shared_usage import buffer_of
 from minitriton.passes.traversal import (
     Value,
@@ -27,6 +28,7 @@ from minitriton.passes.traversal import (
     int_attribute,
     ops_of,
     terminator_of,
+    walk,
 )
 
 GROUP_WARPS = 4
@@ -40,6 +42,10 @@ def suits_warpgroups(op: ir.Operation, num_warps: int) -> bool:
         return False
     loop = op.parent
     if loop is None or loop.operation.name != "scf.for" or _stages(loop.operation) < 2:
+        return False
+    # `pipeline_loads` knows exactly; with all warps along M for nothing, mma.sync reads more of B
+    writes = any(inner.name in WRITES_IN_LOOP for inner in walk(loop.operation))
+    if writes and "mt.num_stages" not in loop.operation.attributes:
         return False
     source = defining_op(op.operands[1])
     if source is not None and source.name == "mt.trans":

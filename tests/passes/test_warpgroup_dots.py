@@ -5,6 +5,7 @@ import pytest
 
 from minitriton.ir.encoding import mem_layout
 from minitriton.ir.matrix_descriptor import matrix_descriptor
+from minitriton.passes.remarks import remarks_of
 from minitriton.passes.shared_usage import buffer_of
 from minitriton.passes.traversal import int_attribute, kernel_of, walk
 from tests.passes import tile_kernels
@@ -101,6 +102,17 @@ def test_the_next_products_begin_before_the_last_ones_end(kernel):
     after = following[following.index("mt.warpgroup_result") :]
     # the epilogue's scratch overlaps buffers that other warps' products may still read
     assert after.index("mt.barrier") < after.index("mt.convert_layout")
+
+
+def test_a_loop_that_is_not_pipelined_keeps_its_warps(kernel):
+    kern = kernel(tile_kernels.in_place, a="*fp16", n="i32", B=128, num_stages=3, target="sm_90a")
+    (dot,) = ops_named(kern.compile(), "mt.dot")
+    assert str(dot.attributes["mt.warps"]) == "array<i32: 2, 2>"
+
+
+def test_remarks_say_what_runs_on_warpgroups(kernel):
+    assert any("1 dots by wgmma, 1 of them in flight" in text
+               for text in remarks_of(matmul(kernel).compile()))  # fmt: skip
 
 
 def test_attention_takes_its_probabilities_from_registers(kernel):
