@@ -18,7 +18,7 @@ from minitriton.ir.layouts import mma_tiles
 from minitriton.ir.matrix_descriptor import STEP_K, MatrixDescriptor, matrix_descriptor
 from minitriton.ir.mlir import ir
 
-ROWS, MAX_COLUMNS = 64, 256  # of one instruction
+ROWS = 64  # of one instruction; it has all columns of the tile, 256 at most
 GROUP_SHIFT = 7  # a warpgroup has 128 threads
 ADDRESS_MASK = 0x3FFF0  # of shared memory, in whole 16 bytes
 
@@ -50,15 +50,15 @@ def lower_warpgroup_dot(lowering: Lowering, op: ir.Operation) -> None:
     rows, columns = op.results[0].type.shape
     (warps, _) = ir.DenseI32ArrayAttr(op.attributes["mt.warps"])
     element = MemType(b.type).tensor_type.element_type
-    width = min(columns, MAX_COLUMNS)
     right = _Operand(lowering, b, 1)
     left = _Operand(lowering, a, 0) if isinstance(a.type, MemType) else None
     words = {} if left else _register_words(lowering, a, (rows, columns, right.depth), warps)
     asm = _Asm(lowering.registers(c))
-    name = f"wgmma.mma_async.sync.aligned.m64n{width}k{STEP_K}.f32.{element}.{element}"
+    name = f"wgmma.mma_async.sync.aligned.m64n{columns}k{STEP_K}.f32.{element}.{element}"
     step_rows = 16 * warps  # the warpgroups lie along M, then the tile repeats
-    registers = width // 2
+    registers = columns // 2
     for k in range(0, right.depth, STEP_K):
+        second = asm.operand(right.at(0, k), "l")
         for m in range(rows // step_rows):
             if left is not None:
                 first = asm.operand(left.at(m * step_rows, k), "l")
@@ -66,11 +66,8 @@ def lower_warpgroup_dot(lowering: Lowering, op: ir.Operation) -> None:
             else:
                 fragment = [asm.operand(word, "r") for word in words[m, k // STEP_K]]
                 first, orders = "{" + ", ".join(fragment) + "}", f"{right.transposed}"
-            for n in range(columns // width):
-                place = (m * (columns // width) + n) * registers
-                second = asm.operand(right.at(n * width, k), "l")
-                sums = asm.accumulators(place, registers)
-                asm.lines.append(f"{name} {sums}, {first}, {second}, p, 1, 1, {orders};")
+            sums = asm.accumulators(m * registers, registers)
+            asm.lines.append(f"{name} {sums}, {first}, {second}, p, 1, 1, {orders};")
     asm.lines.append("wgmma.commit_group.sync.aligned;")
     if "mt.in_flight" not in op.attributes:
         asm.lines.append("wgmma.wait_group.sync.aligned 0;")
