@@ -76,10 +76,10 @@ def test_blocks(device, blocks, warps, count):
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 4])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("a_t", [False, True])
 @pytest.mark.parametrize("b_t", [False, True])
-def test_operand_orders_and_stages(device, stages, dtype, a_t, b_t):
+def test_operand_orders_and_stages(device, stages, a_t, b_t):
+    dtype = torch.float16 if (stages % 2 == 0) ^ a_t ^ b_t else torch.bfloat16
     error, compiled = run_matmul(
         device, (80, 48, 176), (64, 32, 32), dtype, a_t, b_t, num_warps=4, num_stages=stages
     )
