@@ -23,7 +23,7 @@ MAY_WRITE = frozenset(
 WRITES_IN_LOOP = frozenset(
     ("mt.store", "mt.atomic_rmw", "mt.atomic_cas", "mt.barrier", "scf.while")
 )
-_DIVISIONS = frozenset(f"arith.{name}" for name in ("divsi", "divui", "remsi", "remui"))
+DIVISIONS = frozenset(f"arith.{name}" for name in ("divsi", "divui", "remsi", "remui"))
 _PURE_MT = frozenset(
     f"mt.{name}"
     for name in ("program_id", "num_programs", "make_range", "splat", "dot", "reduce", "scan",
@@ -45,7 +45,7 @@ def is_pure(name: str) -> bool:
 
 def may_trap(op: ir.Operation) -> bool:
     """Division by a value that is not a known nonzero constant: it must not be speculated."""
-    if op.name not in _DIVISIONS:
+    if op.name not in DIVISIONS:
         return False
     from minitriton.passes.traversal import integer_constant
 

@@ -39,7 +39,7 @@ from minitriton.passes.traversal import (
     splat_constant,
     walk,
 )
-from minitriton.passes.warpgroup_dots import operand_slots
+from minitriton.passes.warpgroup_dots import available, operand_slots
 
 MIN_COPY_BYTES = 4  # cp.async moves 4, 8 or 16 bytes
 SHARED_RESERVE = 2048  # left for scratch inside the loop
@@ -53,7 +53,7 @@ def run(module: ir.Module, target: Target, options: PassOptions) -> None:
     loops = [op for op in walk(function) if op.name == "scf.for"]
     default = int_attribute(module.operation, "mt.num_stages", 1)
     facts = analyse(function) if loops else AxisFacts()
-    wgmma = options.wgmma and target.has("wgmma")
+    wgmma = available(function, target, options)
     changed = False
     for loop in loops:
         stages = int_attribute(loop, "mt.num_stages", default)

@@ -15,18 +15,23 @@ from math import prod
 
 from minitriton.ir import layouts
 from minitriton.ir.builder import Builder, i32_attr
+from minitriton.ir.dialect import element_of
 from minitriton.ir.encoding import mem_layout
 from minitriton.ir.linear_layout import LinearLayout
 from minitriton.ir.matrix_descriptor import matrix_descriptor, operand_span
 from minitriton.ir.mlir import ir
-from minitriton.passes.op_classes import WRITES_IN_LOOP
+from minitriton.ir.target import Target
+from minitriton.passes.op_classes import DIVISIONS, WRITES_IN_LOOP, is_tile
 from minitriton.passes.shared_usage import buffer_of
+from minitriton.passes.tile_pass import PassOptions
 from minitriton.passes.traversal import (
     Value,
     defining_op,
     int_array,
     int_attribute,
+    integer_constant,
     ops_of,
+    splat_constant,
     terminator_of,
     walk,
 )
@@ -34,6 +39,29 @@ from minitriton.passes.traversal import (
 GROUP_WARPS = 4
 WARP_ROWS = 16  # of the 64 that an instruction has
 MAX_ACCUMULATORS = 128  # registers per thread; with twice as many everything else is spilled
+
+
+def available(function: ir.Operation, target: Target, options: PassOptions) -> bool:
+    """Whether the kernel may use wgmma: not next to calls, for which ptxas serialises it."""
+    if not (options.wgmma and options.pipeline_loads and target.has("wgmma")):
+        return False
+    return not any(_is_call(op) for op in walk(function))
+
+
+def _is_call(op: ir.Operation) -> bool:
+    """Ops that end in a call: ptxas has no inline form of them."""
+    if op.name in ("mt.print", "mt.precise", "arith.remf"):
+        return True
+    if not len(op.results):
+        return False
+    element = element_of(op.results[0].type)
+    if op.name in DIVISIONS and element.width == 64:
+        divisor = op.operands[1]
+        constant = splat_constant(defining_op(divisor)) if is_tile(divisor) else None
+        return constant is None and integer_constant(divisor) is None
+    if isinstance(element, ir.F64Type):
+        return op.name.startswith("math.") or op.name == "arith.divf"
+    return False
 
 
 def suits_warpgroups(op: ir.Operation, num_warps: int) -> bool:

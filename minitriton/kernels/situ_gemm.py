@@ -119,8 +119,7 @@ def _forward_kernel(
     row = tile.to(tl.int64) * ROWS + tl.arange(0, ROWS)
     n = block * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
-    inside = tl.where(row < rows, row, 0)  # 64-bit remainders are calls, which serialise wgmma
-    x_ptrs = x_ptr + inside[:, None] * x_stride + k[None, :]
+    x_ptrs = x_ptr + (row % rows)[:, None] * x_stride + k[None, :]
     gate_ptrs = w_ptr + (n % columns).to(tl.int64)[None, :] * n_stride + k[:, None] * k_stride
     up_offset = columns.to(tl.int64) * n_stride
     gate, up = glu_product(
