@@ -27,7 +27,7 @@ SHARED_SYMBOL = "smem"
 SHARED_ALIGNMENT = 16
 FAMILIES = (
     "elementwise", "math", "casts", "memory", "atomics", "program", "debug", "control_flow",
-    "shape", "shared", "convert", "reduce", "scan", "dot", "async_copy",
+    "shape", "shared", "convert", "reduce", "scan", "dot", "async_copy", "warpgroup",
 )  # fmt: skip
 Rule = Callable[["Lowering", ir.Operation], None]
 Lowered: TypeAlias = Tile | ir.Value
@@ -340,13 +340,14 @@ def _skeleton(
     function: ir.Operation, top: ir.Operation, target: Target, num_warps: int
 ) -> tuple[ir.Module, ir.Operation]:
     """Module, gpu.module, shared-memory symbol and the empty kernel."""
+    alignment = integer_attribute(top, "mt.shared_alignment", SHARED_ALIGNMENT)
     module = ir.Module.parse(
         f"""module attributes {{gpu.container_module}} {{
           gpu.module @kernels [#nvvm.target<chip = "{target.arch}", O = 3,
             features = "+ptx{target.ptx_version}">]
             attributes {{llvm.data_layout = "e-i64:64-i128:128-v16:16-v32:32-n16:32:64"}} {{
             llvm.mlir.global external @{SHARED_SYMBOL}() {{addr_space = 3 : i32,
-              alignment = {SHARED_ALIGNMENT} : i64}} : !llvm.array<0 x i8>
+              alignment = {alignment} : i64}} : !llvm.array<0 x i8>
           }}
         }}"""
     )

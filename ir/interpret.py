@@ -299,6 +299,7 @@ RULES: dict[str, Rule] = {
     "mt.trans": lambda p, op, v: [v[0].transpose(_order(op))],
     "mt.join": lambda p, op, v: [np.stack(v, -1)],
     "mt.split": lambda p, op, v: [v[0][..., 0], v[0][..., 1]],
+    "mt.warpgroup_dot": _dot, "mt.warpgroup_result": _same,
     "mt.cat": lambda p, op, v: [np.concatenate(v, _integer(op, "axis"))],
     "arith.cmpi": lambda p, op, v: [meaning.compare_int(_predicate(op), *v)],
     "arith.cmpf": lambda p, op, v: [meaning.compare_float(_predicate(op), *v)],
@@ -307,5 +308,6 @@ RULES: dict[str, Rule] = {
         v[0].astype(np.float64) * v[1] + v[2], meaning.scalar_type(op.results[0].type))],
     "mt.assume": _nothing, "mt.barrier": _nothing, "mt.print": _nothing, "mt.assert": _nothing,
     "mt.async_commit": _nothing, "mt.async_wait": _nothing, "mt.local_dealloc": _nothing,
+    "mt.proxy_fence": _nothing, "mt.warpgroup_wait": _nothing,
 }  # fmt: skip
 TERMINATORS = frozenset({"scf.yield", "scf.condition", "mt.yield", "func.return"})

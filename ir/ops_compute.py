@@ -109,6 +109,32 @@ class DotOp(MT.Operation, name="dot"):
         )
 
 
+class WarpgroupDotOp(MT.Operation, name="warpgroup_dot"):
+    """c + a @ b by wgmma: b (and a, unless it is a tile) is a buffer that other threads filled.
+
+    With the unit attribute `mt.in_flight` the products run on: the result may only be the
+    accumulator of the next warpgroup_dot until a warpgroup_result takes it. Else they are done.
+    """
+
+    a: Operand[Any]
+    b: Operand[Any]
+    c: Operand[Any]
+    result: Result[Any]
+
+    @verifier
+    def verify_invariants(op: Any) -> bool:
+        return check(
+            op, (op.results[0].type == op.operands[2].type, "result and accumulator differ in type")
+        )
+
+
+class WarpgroupResultOp(MT.Operation, name="warpgroup_result"):
+    """An accumulator after all products in flight are done."""
+
+    value: Operand[Any]
+    result: Result[Any]
+
+
 class ReduceOp(MT.Operation, name="reduce"):
     """Folds tiles of equal shape along `axis` with the region: scalars (a..., b...) -> yield.
 
@@ -142,4 +168,4 @@ PURE = (
     AddPtrOp, PtrToIntOp, IntToPtrOp, PtrCastOp, FpCastOp, MulHiOp, TanhApproxOp, PreciseOp,
     DotOp, ReduceOp, ScanOp,
 )  # fmt: skip
-OPS = (*PURE, YieldOp)
+OPS = (*PURE, WarpgroupDotOp, WarpgroupResultOp, YieldOp)

@@ -147,8 +147,19 @@ class AsyncWaitOp(MT.Operation, name="async_wait"):
     pending: ir.IntegerAttr
 
 
+class ProxyFenceOp(MT.Operation, name="proxy_fence"):
+    """What this thread wrote to shared memory is visible to wgmma after the next barrier."""
+
+
+class WarpgroupWaitOp(MT.Operation, name="warpgroup_wait"):
+    """Waits until at most `pending` warpgroup_dots of this warp are in flight (no CTA barrier)."""
+
+    pending: ir.IntegerAttr
+
+
 PURE = (MemIndexOp, MemTransOp)
 OPS = (
     LoadOp, StoreOp, AtomicRmwOp, AtomicCasOp, LocalAllocOp, LocalDeallocOp, LocalStoreOp,
     LocalLoadOp, *PURE, AsyncCopyOp, AsyncCommitOp, AsyncWaitOp,
+    ProxyFenceOp, WarpgroupWaitOp,
 )  # fmt: skip

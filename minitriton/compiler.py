@@ -48,8 +48,9 @@ class Stages:
     cacheable: bool = False  # given in place of the standard ones: may results be kept on disk?
 
 
-def standard_stages(*, check: bool = False) -> Stages:
-    """MiniTriton's own stages; this is what imports MLIR. `check` verifies after each pass."""
+def standard_stages(*, check: bool = False, wgmma: bool = True) -> Stages:
+    """MiniTriton's own stages; this is what imports MLIR. `check` verifies after each pass, `wgmma`
+    allows that instruction."""
     from minitriton.codegen.lower import CodegenOptions, lower_to_gpu
     from minitriton.codegen.ptx import emit_ptx
     from minitriton.frontend.build import build_module
@@ -66,7 +67,7 @@ def standard_stages(*, check: bool = False) -> Stages:
 
     return Stages(
         build=build_module,
-        passes=lambda target, spec: tile_pipeline(target, PassOptions(check=check)),
+        passes=lambda target, spec: tile_pipeline(target, PassOptions(check=check, wgmma=wgmma)),
         run=run,
         lower=lower,
         emit=lambda lowered, target, spec: emit_ptx(lowered),
@@ -147,6 +148,7 @@ def key_text(
             f"mlir {fingerprint.mlir_version(settings.mlir)}",
             f"assembler {_assembler_version(settings.ptxas)}",
             f"target {target.arch}",
+            f"wgmma {settings.wgmma}",
             f"kernel {source.name}",
             spec.key_text(),
             source.dependency_key(),
@@ -221,13 +223,15 @@ def compile_kernel(
     if compiled is None:
         dump = Dump.open(settings.dump, source.name, cache.digest(key)) if settings.dump else None
         observers: list[Observer] = [dump.stage] if dump else []
-        chosen = stages or standard_stages(check=settings.check_passes)
+        chosen = stages or standard_stages(check=settings.check_passes, wgmma=settings.wgmma)
         ptx, metadata = lower_kernel(source, spec, target, chosen, observers)
         compiled = CompiledKernel(source, spec, target, ptx, metadata, None)
     compiled.attach(
         settings=settings,
         publish=lambda done: store.put(key, done.entry()),
-        restage=lambda: stage_texts(source, spec, target, stages or standard_stages()),
+        restage=lambda: stage_texts(
+            source, spec, target, stages or standard_stages(wgmma=settings.wgmma)
+        ),
     )
     if cubin:
         compiled.assemble()

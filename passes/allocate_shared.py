@@ -18,7 +18,7 @@ from minitriton.ir.target import Target
 from minitriton.passes.shared_usage import buffer_bytes, scratch_of
 from minitriton.passes.source_span import span_of
 from minitriton.passes.tile_pass import PassOptions
-from minitriton.passes.traversal import Value, blocks_of, kernel_of, ops_of
+from minitriton.passes.traversal import Value, blocks_of, int_attribute, kernel_of, ops_of
 
 BUFFER_ALIGNMENT = 128  # a whole row of banks, so that swizzles fall where they were planned
 LOOPS = frozenset(("scf.for", "scf.while"))
@@ -31,6 +31,7 @@ class Area:
     bytes: int
     first: int
     last: int
+    alignment: int = BUFFER_ALIGNMENT
 
 
 def run(module: ir.Module, target: Target, options: PassOptions) -> None:
@@ -41,6 +42,9 @@ def run(module: ir.Module, target: Target, options: PassOptions) -> None:
         op.attributes["mt.offset"] = i32_attr(offset)
     total = max((o + a.bytes for o, a in zip(offsets, areas, strict=True)), default=0)
     total = _aligned(total, 16)
+    alignment = max((a.alignment for a in areas), default=0)
+    if alignment > BUFFER_ALIGNMENT:
+        module.operation.attributes["mt.shared_alignment"] = i32_attr(alignment)
     module.operation.attributes["mt.shared_bytes"] = i32_attr(total)
     if total > target.max_shared_bytes:
         raise _too_large(total, target, owners, areas)
@@ -61,7 +65,7 @@ def place(areas: Sequence[Area]) -> list[int]:
         for start, end in taken:
             if offset + area.bytes <= start:
                 break
-            offset = max(offset, _aligned(end, BUFFER_ALIGNMENT))
+            offset = max(offset, _aligned(end, area.alignment))
         offsets[index] = offset
         placed.append(index)
     return offsets
@@ -82,7 +86,9 @@ def _areas(function: ir.Operation) -> tuple[list[ir.Operation], list[Area]]:
         if op.name == "mt.local_alloc":
             last = _last_use(op, op.results[0], points)
             owners.append(op)
-            areas.append(Area(buffer_bytes(op.results[0].type), first, max(first, last)))
+            alignment = int_attribute(op, "mt.alignment", BUFFER_ALIGNMENT)
+            size = buffer_bytes(op.results[0].type)
+            areas.append(Area(size, first, max(first, last), alignment))
             continue
         scratch = scratch_of(op)
         if scratch is not None:

@@ -38,6 +38,7 @@ from minitriton.passes.traversal import (
     splat_constant,
     walk,
 )
+from minitriton.passes.warpgroup_dots import available
 
 
 def run(module: ir.Module, target: Target, options: PassOptions) -> None:
@@ -46,7 +47,7 @@ def run(module: ir.Module, target: Target, options: PassOptions) -> None:
     num_warps = int_attribute(module.operation, "mt.num_warps", 4)
     accesses = [op for op in walk(function) if op.name in MEMORY_ACCESS and is_tile(op.operands[0])]
     access = AccessLayouts(accesses, analyse(function), num_warps)
-    choice = LayoutChoice(access, num_warps)
+    choice = LayoutChoice(access, num_warps, wgmma=available(function, target, options))
     choice.visit_block(function.regions[0].blocks[0])
     _Emitter(choice).function(function)
     function.erase()

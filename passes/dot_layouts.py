@@ -12,6 +12,7 @@ from minitriton.ir.mlir import ir
 from minitriton.ir.types import bit_width
 from minitriton.passes.op_classes import is_elementwise
 from minitriton.passes.traversal import int_attribute
+from minitriton.passes.warpgroup_dots import suits_warpgroups
 
 MMA_M, MMA_N = 16, 8
 
@@ -43,13 +44,14 @@ def mma_element_bits(op: ir.Operation) -> int | None:
     return bits
 
 
-def plan_dot(op: ir.Operation, num_warps: int) -> DotPlan:
-    """The layouts in which `op` (mt.dot) runs."""
+def plan_dot(op: ir.Operation, num_warps: int, *, wgmma: bool = False) -> DotPlan:
+    """The layouts in which `op` (mt.dot) runs; wgmma: it may become a warpgroup_dot."""
     a, b, c = (tuple(v.type.shape) for v in op.operands)
     k = a[-1]
     bits = mma_element_bits(op)
     if bits is not None and k * bits >= 256:
-        warps = _rows_first(c, num_warps) if _keeps_rows(op) else None
+        rows_first = (wgmma and suits_warpgroups(op, num_warps)) or _keeps_rows(op)
+        warps = _rows_first(c, num_warps) if rows_first else None
         warps = warps or layouts.choose_mma_warps(c, num_warps)
         return DotPlan(
             warps,

@@ -37,7 +37,8 @@ class Access:
 
 @dataclass
 class State:
-    """`pending`: accesses since the last barrier; `flying`: async writes not yet waited for."""
+    """`pending`: accesses since the last barrier; `flying`: async writes (and reads of
+    warpgroup_dots) not yet waited for."""
 
     pending: frozenset[Access] = frozenset()
     flying: frozenset[Access] = frozenset()
@@ -117,7 +118,7 @@ class _Inserter:
         if any(a.conflicts(b) for a in effects.before for b in pending):
             ir.Operation.create("mt.barrier", loc=op.location, ip=ir.InsertionPoint(op))
             pending = frozenset()
-        if op.name == "mt.async_copy":
+        if op.name == "mt.async_copy" or "mt.in_flight" in op.attributes:
             return State(pending | set(effects.before), state.flying | set(effects.before))
         if effects.meets:
             return State(frozenset(effects.after), state.flying)

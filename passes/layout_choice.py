@@ -35,9 +35,10 @@ class Placement:
 class LayoutChoice:
     """Placements of the values of one function, and the plans of its dots."""
 
-    def __init__(self, access: AccessLayouts, num_warps: int) -> None:
+    def __init__(self, access: AccessLayouts, num_warps: int, *, wgmma: bool = False) -> None:
         self.access = access
         self.num_warps = num_warps
+        self.wgmma = wgmma
         self.placed: dict[Value, Placement] = {}
         self._dots: dict[ir.Operation, DotPlan] = {}
 
@@ -52,7 +53,7 @@ class LayoutChoice:
         """Layouts of an mt.dot."""
         plan = self._dots.get(op)
         if plan is None:
-            plan = self._dots[op] = plan_dot(op, self.num_warps)
+            plan = self._dots[op] = plan_dot(op, self.num_warps, wgmma=self.wgmma)
         return plan
 
     def operand_layout(self, op: ir.Operation) -> LinearLayout:

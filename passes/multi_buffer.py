@@ -7,6 +7,7 @@ stages-1 iterations ahead, and the slot numbers to fill and to read.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from minitriton.ir.builder import Builder, i32_attr
 from minitriton.ir.dialect import MemType
@@ -20,24 +21,39 @@ from minitriton.passes.traversal import (
     int_array,
     terminator_of,
 )
+from minitriton.passes.warpgroup_dots import take_results, use_warpgroups, wait_and_meet
 
 SLT = 2  # arith.cmpi predicates
 EQ = 0
 
 
+@dataclass(frozen=True)
+class Staged:
+    """A load to be multi-buffered, the shared layout of its slots, bytes of one.
+
+    alignment: that of the buffer where wgmma is to read it, else 1.
+    """
+
+    load: ir.Operation
+    slot: LinearLayout
+    bytes: int
+    alignment: int = 1
+
+
 class _Buffer:
     """The multi-buffer of one load; a load that is the same in every iteration has one slot."""
 
-    def __init__(
-        self, load: ir.Operation, slot: LinearLayout, stages: int, fixed: bool, builder: Builder
-    ) -> None:
-        self.load = load
-        self.slot = slot
+    def __init__(self, staged: Staged, stages: int, fixed: bool, builder: Builder) -> None:
+        self.load = staged.load
+        self.slot = slot = staged.slot
         self.fixed = fixed
-        element = load.results[0].type.element_type
+        element = self.load.results[0].type.element_type
         self.slot_type = _mem_type(list(slot.shape), element, slot)
+        attributes: dict[str, ir.Attribute] = {"mt.pipelined": ir.UnitAttr.get()}
+        if staged.alignment > 1:
+            attributes["mt.alignment"] = i32_attr(staged.alignment)
         whole = _mem_type([1 if fixed else stages, *slot.shape], element, slot)
-        self.value = builder.op("mt.local_alloc", whole, (), {"mt.pipelined": ir.UnitAttr.get()})
+        self.value = builder.op("mt.local_alloc", whole, (), attributes)
 
     def at(self, index: Value, builder: Builder) -> Value:
         if self.fixed:
@@ -52,14 +68,14 @@ def _mem_type(shape: list[int], element: ir.Type, slot: LinearLayout) -> ir.Type
 
 def rewrite_loop(
     loop: ir.Operation,
-    loads: Sequence[tuple[ir.Operation, LinearLayout]],
+    staged: Sequence[Staged],
     ahead: AheadOfTime,
     stages: int,
 ) -> ir.Operation:
-    """Replaces `loop`; `ahead` has checked the addresses and masks of `loads`; stages >= 2."""
+    """Replaces `loop`; `ahead` has checked the addresses and masks of the loads; stages >= 2."""
     builder = Builder(ir.InsertionPoint(loop), loop.location)
     i32 = ir.IntegerType.get_signless(32)
-    buffers = [_Buffer(load, slot, stages, is_fixed(load, ahead), builder) for load, slot in loads]
+    buffers = [_Buffer(s, stages, is_fixed(s.load, ahead), builder) for s in staged]
     lower, upper, step, *inits = loop.operands
     # prologue: iterations 0 .. stages-2
     state = {ahead.arguments[index]: inits[index] for index in ahead.carried}
@@ -80,9 +96,10 @@ def rewrite_loop(
         1,
     )
     loop.regions[0].blocks[0].append_to(new.regions[0])
-    _fill_body(new, buffers, ahead, upper, distance, stages)
+    flying = _fill_body(new, buffers, ahead, upper, distance, stages)
     for index, result in enumerate(loop.results):
         result.replace_all_uses_with(new.results[index])
+    take_results(new, flying, builder)
     builder.create("mt.async_wait", [], [], {"pending": i32_attr(0)})
     for buffer in buffers:
         builder.create("mt.local_dealloc", [], [buffer.value])
@@ -102,21 +119,28 @@ def _fill_body(
     upper: Value,
     distance: Value,
     stages: int,
-) -> None:
+) -> list[ir.Operation]:
+    """Returns the dots that stay in flight from one iteration to the next."""
     body, location = new.regions[0].blocks[0], new.location
     extra = list(new.operands)[3 + len(ahead.arguments) :]
     arguments = [body.add_argument(value.type, location) for value in extra]
     *carried, fill, read = arguments
     builder = Builder(ir.InsertionPoint.at_block_begin(body), location)
     builder.create("mt.async_wait", [], [], {"pending": i32_attr(stages - 2)})
+    if any("mt.alignment" in b.value.owner.attributes for b in buffers):
+        builder.create("mt.proxy_fence", [])
     builder.create("mt.barrier", [])
     induction = builder.op("arith.addi", distance.type, [ahead.induction, distance])
     known = {ahead.arguments[index]: v for index, v in zip(ahead.carried, carried, strict=True)}
     known[ahead.induction] = induction
     moving = [buffer for buffer in buffers if not buffer.fixed]
-    _issue(moving, ahead, known, upper, fill, builder)
     for buffer in buffers:
         _read_from(buffer, read)
+    flying = use_warpgroups(body)
+    if flying:  # they may still read the slot to be filled
+        wait_and_meet(flying, lambda at: _issue(moving, ahead, known, upper, fill, at))
+    else:
+        _issue(moving, ahead, known, upper, fill, builder)
     end = terminator_of(body)
     tail = Builder(ir.InsertionPoint(end), location)
     updates = [ahead.clone(ahead.updates[index], known, tail) for index in ahead.carried]
@@ -125,6 +149,7 @@ def _fill_body(
     end.erase()
     for buffer in buffers:
         buffer.load.erase()
+    return flying
 
 
 def _issue(

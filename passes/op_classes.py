@@ -19,7 +19,11 @@ MEMORY_ACCESS = frozenset(("mt.load", "mt.store", "mt.atomic_rmw", "mt.atomic_ca
 MAY_WRITE = frozenset(
     ("mt.store", "mt.atomic_rmw", "mt.atomic_cas", "mt.barrier", "scf.while", "scf.for", "scf.if")
 )
-_DIVISIONS = frozenset(f"arith.{name}" for name in ("divsi", "divui", "remsi", "remui"))
+# Ops through which a loop may overwrite what its loads read.
+WRITES_IN_LOOP = frozenset(
+    ("mt.store", "mt.atomic_rmw", "mt.atomic_cas", "mt.barrier", "scf.while")
+)
+DIVISIONS = frozenset(f"arith.{name}" for name in ("divsi", "divui", "remsi", "remui"))
 _PURE_MT = frozenset(
     f"mt.{name}"
     for name in ("program_id", "num_programs", "make_range", "splat", "dot", "reduce", "scan",
@@ -41,7 +45,7 @@ def is_pure(name: str) -> bool:
 
 def may_trap(op: ir.Operation) -> bool:
     """Division by a value that is not a known nonzero constant: it must not be speculated."""
-    if op.name not in _DIVISIONS:
+    if op.name not in DIVISIONS:
         return False
     from minitriton.passes.traversal import integer_constant
 

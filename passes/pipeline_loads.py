@@ -12,7 +12,6 @@ computed ahead, are left alone; remarks say why.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
 
 from minitriton.ir import layouts
@@ -20,14 +19,14 @@ from minitriton.ir.axis_analysis import AxisFacts, analyse
 from minitriton.ir.conversion import storage_bits
 from minitriton.ir.dialect import PtrType, element_of
 from minitriton.ir.encoding import layout_of
-from minitriton.ir.linear_layout import LinearLayout
+from minitriton.ir.matrix_descriptor import ALIGNMENT
 from minitriton.ir.mlir import ir
 from minitriton.ir.target import Target
 from minitriton.ir.types import bit_width
 from minitriton.passes.ahead_of_time import AheadOfTime
 from minitriton.passes.dead_arguments import pass_through_dead_arguments
-from minitriton.passes.multi_buffer import is_fixed, rewrite_loop
-from minitriton.passes.op_classes import is_elementwise, is_tile, widens
+from minitriton.passes.multi_buffer import Staged, is_fixed, rewrite_loop
+from minitriton.passes.op_classes import WRITES_IN_LOOP, is_elementwise, is_tile, widens
 from minitriton.passes.remarks import add_remark
 from minitriton.passes.simplify import share_loads, upstream
 from minitriton.passes.tile_pass import PassOptions
@@ -40,19 +39,10 @@ from minitriton.passes.traversal import (
     splat_constant,
     walk,
 )
+from minitriton.passes.warpgroup_dots import available, operand_slots
 
 MIN_COPY_BYTES = 4  # cp.async moves 4, 8 or 16 bytes
 SHARED_RESERVE = 2048  # left for scratch inside the loop
-_WRITES = frozenset(("mt.store", "mt.atomic_rmw", "mt.atomic_cas", "mt.barrier", "scf.while"))
-
-
-@dataclass(frozen=True)
-class Staged:
-    """A load to be multi-buffered and the shared layout of its slots."""
-
-    load: ir.Operation
-    slot: LinearLayout
-    bytes: int
 
 
 def run(module: ir.Module, target: Target, options: PassOptions) -> None:
@@ -63,10 +53,11 @@ def run(module: ir.Module, target: Target, options: PassOptions) -> None:
     loops = [op for op in walk(function) if op.name == "scf.for"]
     default = int_attribute(module.operation, "mt.num_stages", 1)
     facts = analyse(function) if loops else AxisFacts()
+    wgmma = available(function, target, options)
     changed = False
     for loop in loops:
         stages = int_attribute(loop, "mt.num_stages", default)
-        changed |= _pipeline(module, loop, stages, facts, target)
+        changed |= _pipeline(module, loop, stages, facts, target, wgmma)
     if changed:
         pass_through_dead_arguments(function.regions[0].blocks[0])
         upstream(module, options)
@@ -74,7 +65,12 @@ def run(module: ir.Module, target: Target, options: PassOptions) -> None:
 
 
 def _pipeline(
-    module: ir.Module, loop: ir.Operation, stages: int, facts: AxisFacts, target: Target
+    module: ir.Module,
+    loop: ir.Operation,
+    stages: int,
+    facts: AxisFacts,
+    target: Target,
+    wgmma: bool,
 ) -> bool:
     feeding = [
         op
@@ -89,35 +85,41 @@ def _pipeline(
         return False
     scalars = [op for op in ops_of(body) if op.name == "mt.load" and not is_tile(op.results[0])]
     ahead = AheadOfTime(loop, loads=not _may_overwrite(loop, scalars, entry))
-    staged = []
+    chosen = []
     for load in feeding:
         reason = _refusal(load, ahead, facts)
         if reason:
             add_remark(module, load, f"load not pipelined: {reason}")
         else:
-            staged.append(_stage(load, facts))
+            chosen.append(load)
+    staged = _stage(chosen, facts, wgmma)
     if not staged:
         return False
     fixed = [s for s in staged if is_fixed(s.load, ahead)]
     per_stage = sum(s.bytes for s in staged if s not in fixed)
     if not per_stage:
         return False
-    room = target.max_shared_bytes - SHARED_RESERVE - sum(s.bytes for s in fixed)
+    padding = sum(s.alignment for s in staged if s.bytes % s.alignment)
+    room = target.max_shared_bytes - SHARED_RESERVE - padding - sum(s.bytes for s in fixed)
     fitting = max(0, room) // per_stage
     if fitting < stages:
         add_remark(module, loop, f"num_stages {stages} reduced to {fitting}: shared memory")
         stages = fitting
     if stages < 2:
         return False
-    loop = rewrite_loop(loop, [(s.load, s.slot) for s in staged], ahead, stages)
+    loop = rewrite_loop(loop, staged, ahead, stages)
     add_remark(module, loop, f"{len(staged)} loads pipelined in {stages} stages with cp.async")
+    dots = [op for op in ops_of(loop.regions[0].blocks[0]) if op.name == "mt.warpgroup_dot"]
+    if dots:
+        flying = sum("mt.in_flight" in op.attributes for op in dots)
+        add_remark(module, loop, f"{len(dots)} dots by wgmma, {flying} of them in flight")
     return True
 
 
 def _may_overwrite(loop: ir.Operation, feeding: list[ir.Operation], entry: ir.Block) -> bool:
     """Whether the loop may write what `feeding` reads. `num_stages` on the loop itself promises
     that different arguments of the kernel do not overlap."""
-    writers = [op for op in walk(loop) if op.name in _WRITES]
+    writers = [op for op in walk(loop) if op.name in WRITES_IN_LOOP]
     if not writers:
         return False
     if "mt.num_stages" not in loop.attributes or {op.name for op in writers} != {"mt.store"}:
@@ -173,14 +175,25 @@ def _fastest(load: ir.Operation, facts: AxisFacts) -> tuple[int, int]:
     return best
 
 
-def _stage(load: ir.Operation, facts: AxisFacts) -> Staged:
-    type_ = load.results[0].type
-    shape = tuple(type_.shape)
-    bits = storage_bits(bit_width(type_.element_type))
-    fastest, _ = _fastest(load, facts)
-    order = (fastest, *(d for d in reversed(range(len(shape))) if d != fastest))
-    slot = layouts.shared_for_mma_operand(shape, order, bits, _dot_operand(load))
-    return Staged(load, slot, prod(shape) * bits // 8)
+def _stage(loads: list[ir.Operation], facts: AxisFacts, wgmma: bool) -> list[Staged]:
+    orders = []
+    for load in loads:
+        fastest, _ = _fastest(load, facts)
+        dims = reversed(range(len(load.results[0].type.shape)))
+        orders.append((fastest, *(d for d in dims if d != fastest)))
+    slots = operand_slots(list(zip(loads, orders, strict=True))) if wgmma else {}
+    staged = []
+    for load, order in zip(loads, orders, strict=True):
+        type_ = load.results[0].type
+        shape = tuple(type_.shape)
+        bits = storage_bits(bit_width(type_.element_type))
+        size = prod(shape) * bits // 8
+        if load in slots:
+            staged.append(Staged(load, slots[load], size, ALIGNMENT))
+        else:
+            slot = layouts.shared_for_mma_operand(shape, order, bits, _dot_operand(load))
+            staged.append(Staged(load, slot, size))
+    return staged
 
 
 def _dot_operand(load: ir.Operation) -> int | None:

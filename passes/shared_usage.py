@@ -107,6 +107,10 @@ def buffer_accesses(op: ir.Operation) -> list[tuple[ir.Operation, bool]]:
             return [(op, True)] if len(op.operands) else []
         case "mt.local_load":
             return [(buffer_of(op.operands[0]), False)]
+        case "mt.warpgroup_dot":
+            return [
+                (buffer_of(v), False) for v in list(op.operands)[:2] if isinstance(v.type, MemType)
+            ]
         case "mt.local_store" | "mt.async_copy":
             return [(buffer_of(op.operands[1]), True)]
     return []

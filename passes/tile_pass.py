@@ -12,10 +12,12 @@ from minitriton.ir.target import Target
 @dataclass(frozen=True)
 class PassOptions:
     """check: verify the IR and the layout laws after every pass. pipeline_loads: multi-buffer
-    loads of loops through cp.async where the target has it."""
+    loads of loops through cp.async where the target has it. wgmma: dots of such loads by whole
+    warpgroups where the target has that."""
 
     check: bool = False
     pipeline_loads: bool = True
+    wgmma: bool = True
 
 
 @dataclass(frozen=True)

@@ -310,7 +310,6 @@ RULES: dict[str, Callable[[Ins], Step]] = {
     "applypriority": nothing,
     "discard": nothing,
     "membar": nothing,
-    "fence": nothing,
     "pmevent": nothing,
     "griddepcontrol": nothing,
 }

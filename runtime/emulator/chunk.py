@@ -16,6 +16,7 @@ from minitriton.runtime.emulator.module import Program
 from minitriton.runtime.emulator.operands import UNSIGNED
 from minitriton.runtime.emulator.races import RaceDetector
 from minitriton.runtime.emulator.uninit import UninitTracker
+from minitriton.runtime.emulator.warpgroup import ProductEngine
 
 #: Key of lanes that are not ready (parked or exited); larger than every pc.
 NOT_READY = 1 << 40
@@ -81,7 +82,10 @@ class Chunk:
         self.uninit = UninitTracker(self) if "uninit" in self.checks else None
         self.barriers = CtaBarriers(self)
         #: Asynchronous engines by name; each lands its operations by the launch's policy.
-        self.engines: dict[str, Any] = {"cp.async": CopyEngine(self)}
+        self.engines: dict[str, Any] = {
+            "cp.async": CopyEngine(self),
+            "wgmma": ProductEngine(self),
+        }
 
     def _make_registers(self, program: Program) -> None:
         self.rows: list[np.ndarray] = [np.empty(0)] * len(program.registers)

@@ -19,6 +19,7 @@ from minitriton.runtime.emulator import (
     calls,
     matrix,
     warp,
+    warpgroup,
 )
 from minitriton.runtime.emulator.alu import Alu
 from minitriton.runtime.emulator.module import Ins, Program
@@ -68,6 +69,7 @@ STEPS: dict[str, Callable[[Ins], Any]] = {
     **matrix.RULES,
     **calls.RULES,
     **async_copy.RULES,
+    **warpgroup.RULES,
 }
 
 

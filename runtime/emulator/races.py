@@ -17,6 +17,9 @@ from minitriton.runtime.emulator.memory import CARRIER, SHIFT, error
 from minitriton.runtime.emulator.module import Ins
 
 _HINT = "a bar.sync must order the two accesses"
+_TENSOR_HINT = "wait with wgmma.wait_group and then a barrier before the bytes are written"
+_FENCE_HINT = "fence.proxy.async must stand between the write and the barrier before wgmma"
+_TENSOR_CHUNK = 4  # log2 of the bytes that wgmma reads together
 _FLIGHT_HINT = "wait with cp.async.wait_group and then a barrier before touching the bytes"
 
 
@@ -43,6 +46,10 @@ class RaceDetector:
         self.flying = False
         self.atomic_write = np.zeros(size, bool)
         self.scratch = np.zeros(size, np.int32)
+        # wgmma: readers in flight of 16-byte chunks, and granules it cannot see for want of a fence
+        self.has_wgmma = any(ins.op == "wgmma" for ins in chunk.launch.program.code)
+        self.tensor_reads = np.zeros((size >> _TENSOR_CHUNK - self.shift) + 1, np.int32)
+        self.unfenced = np.zeros(size, bool)
 
     def own_clock(self, warp: np.ndarray) -> np.ndarray:
         return self.clock.reshape(-1).take(warp * self.warps + self.local[warp])
@@ -98,6 +105,8 @@ class RaceDetector:
         self.write_warp[cell] = self.local[warp]
         self.write_clock[cell] = self.own_clock(warp)
         self.write_pc[cell] = ins.pc
+        if self.has_wgmma:
+            self.unfenced[cell] = True
 
     def atomic(self, ins: Ins, c: Any, lanes: np.ndarray, at: np.ndarray, n: int) -> None:
         """Atomics conflict with plain accesses but not with one another."""
@@ -116,7 +125,9 @@ class RaceDetector:
             return
         flying = self.in_flight[cell]
         if flying.any():
-            self._report(ins, warp, cell, flying, verb, "copy in flight", self.write_pc, True)
+            self._report(
+                ins, warp, cell, flying, verb, "copy in flight", self.write_pc, _FLIGHT_HINT
+            )
 
     def _check_writes(
         self, ins: Ins, warp: np.ndarray, cell: np.ndarray, verb: str, changed: Any
@@ -137,6 +148,13 @@ class RaceDetector:
             bad &= changed
         if bad.any():
             self._report(ins, warp, cell, bad, "write", "read", self.read_pc)
+        if self.has_wgmma:
+            flying = self.tensor_reads[cell >> _TENSOR_CHUNK - self.shift] > 0
+            if changed is not None:
+                flying &= changed
+            if flying.any():
+                what = "wgmma in flight"
+                self._report(ins, warp, cell, flying, "write", what, self.read_pc, _TENSOR_HINT)
 
     def _check_same_instruction(
         self, ins: Ins, ix: Any, at: np.ndarray, n: int, value: Any, warp: Any, cell: Any
@@ -167,7 +185,7 @@ class RaceDetector:
         verb: str,
         other: str,
         pcs: np.ndarray | None,
-        flight: bool = False,
+        hint: str = _HINT,
     ) -> None:
         k = int(np.flatnonzero(bad)[0])
         code = self.c.launch.program.code
@@ -181,7 +199,6 @@ class RaceDetector:
             f"{where}; {int(bad.sum())} words affected"
         )
         lanes = np.unique(warp[bad]) * 32
-        hint = _FLIGHT_HINT if flight else _HINT
         raise error(
             SharedRace, ins, self.c, lanes, message, hint,
             offset=offset, other_line=rival.line, other_location=rival.loc,
@@ -215,3 +232,33 @@ class RaceDetector:
         warp, cell = self._cells(lanes, at, n)
         self.in_flight[cell] = False
         self.write_clock[cell] = self.own_clock(warp)
+
+    # -- wgmma
+    def tensor_issue(self, ins: Ins, warps: np.ndarray, chunks: np.ndarray) -> None:
+        """A product of ``warps`` begins to read 16-byte chunks at arena offsets [warps, n]."""
+        warp, cell = self._chunk_cells(warps, chunks)
+        self._check_flight(ins, warp, cell, "read")
+        self._check_writes(ins, warp, cell, "read", None)
+        unfenced = self.unfenced[cell]
+        if unfenced.any():
+            what = "write that no fence.proxy.async followed"
+            self._report(ins, warp, cell, unfenced, "read", what, self.write_pc, _FENCE_HINT)
+        self.read_pc[cell] = ins.pc
+        np.add.at(self.tensor_reads, chunks.reshape(-1) >> _TENSOR_CHUNK, 1)
+
+    def tensor_done(self, ins: Ins, warps: np.ndarray, chunks: np.ndarray) -> None:
+        """The warps have waited: these are reads of theirs like others."""
+        self._record_read(ins, *self._chunk_cells(warps, chunks))
+        np.subtract.at(self.tensor_reads, chunks.reshape(-1) >> _TENSOR_CHUNK, 1)
+
+    def _chunk_cells(self, warps: np.ndarray, chunks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        lanes = np.broadcast_to((warps * 32)[:, None], chunks.shape)
+        return self._cells(lanes.reshape(-1), chunks.reshape(-1), 1 << _TENSOR_CHUNK)
+
+    def proxy_fence(self, lanes: np.ndarray) -> None:
+        """What these warps wrote, copies that have landed included, is visible to wgmma."""
+        fenced = np.zeros(self.c.ctas * self.warps, bool)
+        fenced[np.unique(lanes >> 5)] = True
+        writer = self.write_warp.reshape(self.c.ctas, -1)
+        done = np.take_along_axis(fenced.reshape(self.c.ctas, -1), writer, 1).reshape(-1)
+        self.unfenced &= ~(done & ~self.in_flight)

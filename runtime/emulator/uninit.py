@@ -27,8 +27,8 @@ _NO_DEST_NAMES = (
 )
 _NO_DEST = frozenset(_NO_DEST_NAMES.split())
 _ADDRESSES = frozenset({"ld", "ldu", "st", "atom", "red", "cp", "ldmatrix", "stmatrix"})
-_DEFINED_RESULT = frozenset({"mma", "vote", "redux", "match", "elect", "activemask", "ld", "ldu",
-                             "ldmatrix", "atom"})  # fmt: skip
+_DEFINED_RESULT = frozenset({"mma", "wgmma", "vote", "redux", "match", "elect", "activemask", "ld",
+                             "ldu", "ldmatrix", "atom"})  # fmt: skip
 
 
 def registers_in(operand: Any) -> list[Reg]:
@@ -50,6 +50,8 @@ def has_dest(ins: Ins) -> bool:
     """Whether the first operand is written."""
     if ins.op in ("bar", "barrier"):
         return "red" in ins.mods
+    if ins.op == "wgmma":
+        return "mma_async" in ins.mods
     return ins.op not in _NO_DEST
 
 

@@ -81,4 +81,5 @@ def assemble(compiled, target, may_spill):
         return [f"{compiled.name} for {target.arch}: {error}"]
     if done.n_spills and not may_spill:
         return [f"{compiled.name} for {target.arch} spills {done.n_spills} bytes per thread"]
-    return []
+    slow = [text for text in done.metadata["warnings"] if "wgmma" in text]  # serialised, or worse
+    return [f"{compiled.name} for {target.arch}: {text}" for text in slow]

@@ -1,0 +1,81 @@
+"""wgmma's view of a 16-bit operand tile in shared memory: the 64-bit matrix descriptor.
+
+A tile that wgmma can read is cut into panels of `span` bytes along its fastest dimension, swizzled
+by the same amount: exactly what `shared_tma` describes. Whether some layout is one of those is
+decided by comparing the two, so a descriptor cannot disagree with the layout it stands for.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from minitriton.ir.linear_layout import LinearLayout
+from minitriton.ir.shared_layouts import shared_tma
+
+ELEMENT_BYTES = 2
+ALIGNMENT = 1024
+"""Buffers start at a multiple of the largest swizzle pattern: 8 rows of 128 bytes."""
+STEP_K = 16
+"""Depth of one instruction on 16-bit elements."""
+_SWIZZLE_CODES = {128: 1, 64: 2, 32: 3}
+_UNIT = 16  # lengths in descriptors count 16 bytes
+
+
+@dataclass(frozen=True)
+class MatrixDescriptor:
+    """An operand of `free` rows (M) or columns (N) and depth `depth`.
+
+    k_major: K is the fastest dimension. span: swizzle and panel width in bytes.
+    """
+
+    free: int
+    depth: int
+    k_major: bool
+    span: int
+
+    @property
+    def stride(self) -> int:
+        """Bytes from one group of 8 rows (K-major) or 8 depths (MN-major) to the next."""
+        return 8 * self.span
+
+    @property
+    def leading(self) -> int:
+        """Bytes from one panel to the next; ignored by the hardware for K-major operands."""
+        return _UNIT if self.k_major else self.depth * self.span
+
+    @property
+    def constant(self) -> int:
+        """The descriptor without its start address."""
+        code = _SWIZZLE_CODES[self.span]
+        return code << 62 | (self.stride // _UNIT) << 32 | (self.leading // _UNIT) << 16
+
+    def offset(self, free: int, depth: int) -> int:
+        """Byte offset at which the sub-tile at (free, depth) starts: multiples of 8 and 16."""
+        row, column = (free, depth) if self.k_major else (depth, free)
+        panel, inner = divmod(column * ELEMENT_BYTES, self.span)
+        rows = self.free if self.k_major else self.depth
+        return (panel * rows + row) * self.span + inner
+
+
+@functools.lru_cache(maxsize=256)
+def matrix_descriptor(shared: LinearLayout, op_index: int) -> MatrixDescriptor | None:
+    """The descriptor of A ([M, K], op_index 0) or B ([K, N], 1); None if wgmma cannot read it."""
+    if shared.rank != 2:
+        return None
+    k = 1 - op_index
+    free, depth = shared.shape[1 - k], shared.shape[k]
+    if depth < STEP_K or free < 8:
+        return None
+    for k_major in (True, False):
+        order = (k, 1 - k) if k_major else (1 - k, k)
+        span = operand_span(shared.shape, order)
+        if span and shared == shared_tma(shared.shape, order, 8 * ELEMENT_BYTES, span):
+            return MatrixDescriptor(free, depth, k_major, span)
+    return None
+
+
+def operand_span(shape: tuple[int, ...], order: tuple[int, ...]) -> int:
+    """Bytes of the widest swizzle that a row along order[0] fills; 0 where it fills none."""
+    inner = shape[order[0]] * ELEMENT_BYTES
+    return min(128, inner) if inner >= 32 else 0

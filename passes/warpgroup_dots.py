@@ -1,0 +1,232 @@
+"""Dots on whole warpgroups (wgmma): which ones qualify, and their form in a pipelined loop.
+
+    before: for { %x = local_load %slot; %acc = dot %a, %x, %acc }
+    after:  for { %acc = warpgroup_dot %a, %slot, %acc {mt.in_flight} }; warpgroup_result
+
+B must be a tile that the loop's copies bring into shared memory; A is one too, or in registers.
+The accumulator has the fragments of mma.sync with all warps along M, so a dot that does not
+qualify in the end can stay what it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+
+from minitriton.ir import layouts
+from minitriton.ir.builder import Builder, i32_attr
+from minitriton.ir.dialect import element_of
+from minitriton.ir.encoding import mem_layout
+from minitriton.ir.linear_layout import LinearLayout
+from minitriton.ir.matrix_descriptor import matrix_descriptor, operand_span
+from minitriton.ir.mlir import ir
+from minitriton.ir.target import Target
+from minitriton.passes.op_classes import DIVISIONS, WRITES_IN_LOOP, is_tile
+from minitriton.passes.shared_usage import buffer_of
+from minitriton.passes.tile_pass import PassOptions
+from minitriton.passes.traversal import (
+    Value,
+    defining_op,
+    int_array,
+    int_attribute,
+    integer_constant,
+    ops_of,
+    splat_constant,
+    terminator_of,
+    walk,
+)
+
+GROUP_WARPS = 4
+WARP_ROWS = 16  # of the 64 that an instruction has
+MAX_ACCUMULATORS = 128  # registers per thread; with twice as many everything else is spilled
+
+
+def available(function: ir.Operation, target: Target, options: PassOptions) -> bool:
+    """Whether the kernel may use wgmma: not next to calls, for which ptxas serialises it."""
+    if not (options.wgmma and options.pipeline_loads and target.has("wgmma")):
+        return False
+    return not any(_is_call(op) for op in walk(function))
+
+
+def _is_call(op: ir.Operation) -> bool:
+    """Ops that end in a call: ptxas has no inline form of them."""
+    if op.name in ("mt.print", "mt.precise", "arith.remf"):
+        return True
+    if not len(op.results):
+        return False
+    element = element_of(op.results[0].type)
+    if op.name in DIVISIONS and element.width == 64:
+        divisor = op.operands[1]
+        constant = splat_constant(defining_op(divisor)) if is_tile(divisor) else None
+        return constant is None and integer_constant(divisor) is None
+    if isinstance(element, ir.F64Type):
+        return op.name.startswith("math.") or op.name == "arith.divf"
+    return False
+
+
+def suits_warpgroups(op: ir.Operation, num_warps: int) -> bool:
+    """Before layouts: an mt.dot that can run on warpgroups if its B (and A) become copies."""
+    if not _has_form(op, num_warps):
+        return False
+    loop = op.parent
+    if loop is None or loop.operation.name != "scf.for" or _stages(loop.operation) < 2:
+        return False
+    # `pipeline_loads` knows exactly; with all warps along M for nothing, mma.sync reads more of B
+    writes = any(inner.name in WRITES_IN_LOOP for inner in walk(loop.operation))
+    if writes and "mt.num_stages" not in loop.operation.attributes:
+        return False
+    source = defining_op(op.operands[1])
+    if source is not None and source.name == "mt.trans":
+        source = defining_op(source.operands[0])
+    return source is not None and source.name == "mt.load" and source.block == op.block
+
+
+def _stages(loop: ir.Operation) -> int:
+    top = loop
+    while top.parent is not None:
+        top = top.parent.operation
+    return int_attribute(loop, "mt.num_stages", int_attribute(top, "mt.num_stages", 1))
+
+
+def operand_slots(
+    loads: Sequence[tuple[ir.Operation, Sequence[int]]],
+) -> dict[ir.Operation, LinearLayout]:
+    """Those of the loads to be pipelined that warpgroup_dots will read, and their slots' layouts.
+
+    loads: each with its dimensions, fastest first.
+    """
+    slots, readers = {}, {}
+    for load, order in loads:
+        shape = tuple(load.results[0].type.shape)
+        span = operand_span(shape, tuple(order)) if len(shape) == 2 else 0
+        if span and isinstance(load.results[0].type.element_type, (ir.F16Type, ir.BF16Type)):
+            slots[load] = layouts.shared_tma(shape, order, 16, span)
+            readers[load] = _readers(load.results[0], slots[load])
+    qualified = {dot for found in readers.values() for dot, position in found if position == 1}
+    return {
+        load: slot
+        for load, slot in slots.items()
+        if any(dot in qualified for dot, _ in readers[load])
+    }
+
+
+def _readers(value: Value, slot: LinearLayout) -> list[tuple[ir.Operation, int]]:
+    """Dots that could take `value` out of a slot, and as which operand."""
+    found = []
+    for use in value.uses:
+        user = use.owner.operation
+        if user.name == "mt.convert_layout":
+            for inner in user.results[0].uses:
+                dot, position = inner.owner.operation, inner.operand_number
+                if (
+                    position < 2
+                    and _fits(dot)
+                    and dot.block == user.block
+                    and matrix_descriptor(slot, position) is not None
+                ):
+                    found.append((dot, position))
+        elif user.name == "mt.trans" and all(
+            inner.owner.operation.name == "mt.convert_layout" for inner in user.results[0].uses
+        ):
+            found += _readers(user.results[0], slot.transpose(int_array(user, "order")))
+    return found
+
+
+def _has_form(op: ir.Operation, warps: int) -> bool:
+    """Whether a dot has the shape and types of a warpgroup_dot with `warps` warps along M."""
+    a, c = op.operands[0].type, op.results[0].type
+    return (
+        len(c.shape) == 2
+        and warps % GROUP_WARPS == 0
+        and c.shape[0] % (WARP_ROWS * warps) == 0
+        and c.shape[1] >= 8
+        and prod(c.shape) <= MAX_ACCUMULATORS * 32 * warps
+        and isinstance(c.element_type, ir.F32Type)
+        and isinstance(a.element_type, (ir.F16Type, ir.BF16Type))
+    )
+
+
+def _fits(op: ir.Operation) -> bool:
+    """Whether an mt.dot with layouts may become a warpgroup_dot, for all but its operands."""
+    if op.name != "mt.dot" or "mt.warps" not in op.attributes:
+        return False
+    rows, *columns = int_array(op, "mt.warps")
+    return columns == [1] and _has_form(op, rows)
+
+
+def use_warpgroups(body: ir.Block) -> list[ir.Operation]:
+    """Turns the dots of a pipelined loop's body whose B is in a slot into warpgroup_dots.
+
+    Returns those that stay in flight; the caller must end each iteration with a wait and a
+    barrier before their slots are filled anew (`wait_and_meet`) and call `take_results`.
+    """
+    flying = []
+    for op in ops_of(body):
+        if not _fits(op):
+            continue
+        b = _slot_behind(op.operands[1], 1)
+        if b is None:
+            continue
+        a = _slot_behind(op.operands[0], 0)
+        loads = [defining_op(op.operands[index]) for index in (0, 1)]
+        attributes: dict[str, ir.Attribute] = {"mt.warps": op.attributes["mt.warps"]}
+        if a is not None and _is_running_sum(op, body):
+            attributes["mt.in_flight"] = ir.UnitAttr.get()
+        builder = Builder(ir.InsertionPoint(op), op.location)
+        operands = [op.operands[0] if a is None else a, b, op.operands[2]]
+        new = builder.create("mt.warpgroup_dot", [op.results[0].type], operands, attributes)
+        op.results[0].replace_all_uses_with(new.results[0])
+        op.erase()
+        for load in dict.fromkeys(loads):
+            if load is not None and load.name == "mt.local_load" and _unused(load.results[0]):
+                load.erase()
+        if "mt.in_flight" in attributes:
+            flying.append(new)
+    return flying
+
+
+def _unused(value: Value) -> bool:
+    return not any(True for _ in value.uses)
+
+
+def _slot_behind(value: Value, op_index: int) -> Value | None:
+    """The slot that a dot operand was loaded from, if wgmma can read it there."""
+    load = defining_op(value)
+    if load is None or load.name != "mt.local_load":
+        return None
+    slot = load.operands[0]
+    if "mt.alignment" not in buffer_of(slot).attributes:  # it was not laid out for wgmma
+        return None
+    return slot if matrix_descriptor(mem_layout(slot.type), op_index) is not None else None
+
+
+def _is_running_sum(op: ir.Operation, body: ir.Block) -> bool:
+    """Whether nothing in the loop but this dot itself touches its accumulator."""
+    c, result = op.operands[2], op.results[0]
+    if not isinstance(c, ir.BlockArgument) or c.owner != body:
+        return False
+    readers, writers = list(c.uses), list(result.uses)
+    if len(readers) != 1 or len(writers) != 1:
+        return False
+    end = terminator_of(body)
+    return writers[0].owner.operation == end and writers[0].operand_number == c.arg_number - 1
+
+
+def wait_and_meet(flying: Sequence[ir.Operation], issue: Callable[[Builder], None]) -> None:
+    """After the last of `flying`: all threads see the iteration before done, then `issue`."""
+    last = flying[-1]
+    following = ops_of(last.block)[ops_of(last.block).index(last) + 1]
+    builder = Builder(ir.InsertionPoint(following), last.location)
+    builder.create("mt.warpgroup_wait", [], [], {"pending": i32_attr(len(flying))})
+    builder.create("mt.barrier", [])
+    issue(builder)
+
+
+def take_results(loop: ir.Operation, flying: Sequence[ir.Operation], builder: Builder) -> None:
+    """After the loop: what is in flight ends."""
+    for op in flying:
+        value = loop.results[ir.BlockArgument(op.operands[2]).arg_number - 1]
+        users = [(use.owner.operation, use.operand_number) for use in value.uses]
+        taken = builder.op("mt.warpgroup_result", value.type, [value])
+        for user, number in users:
+            user.operands[number] = taken

@@ -1,0 +1,250 @@
+"""wgmma: matrix products of warpgroups on shared memory that run beside the threads.
+
+Each warp computes its own 16 rows of a 64-row instruction. A product reads its operands and
+changes its accumulators when it lands: at issue (early) or when its warp waits for its group
+(late), as the landing policy says; for the race check its reads last until that wait either way.
+So a missing wait, commit or barrier shows in the result or is reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from minitriton.runtime.emulator.checks import UninitialisedRead
+from minitriton.runtime.emulator.formats import F32, F64, canonical_f32, to_f32
+from minitriton.runtime.emulator.fragments import a_positions
+from minitriton.runtime.emulator.matrix import _stack, _whole_warps
+from minitriton.runtime.emulator.memory import error
+from minitriton.runtime.emulator.module import Ins
+from minitriton.runtime.emulator.operands import lanes_of, reader, writer
+from minitriton.runtime.emulator.syntax import Immediate, Vector
+from minitriton.runtime.emulator.tensor import operand_values
+
+Step = Callable[[Any, Any], None]
+_DEPTH = 16
+_CHUNK = 16  # bytes that lie together whatever the swizzle
+_SPANS = np.array([0, 128, 64, 32])  # by the descriptor's swizzle code
+
+
+@dataclass(slots=True)
+class Product:
+    """One wgmma of some warps; arrays have a row per warp."""
+
+    ins: Ins
+    land: Callable[[Any, np.ndarray, np.ndarray | None, np.ndarray], None]
+    warps: np.ndarray
+    group: np.ndarray
+    left: np.ndarray | None  # arena offsets of A's elements; None: A is in registers
+    right: np.ndarray  # arena offsets of B's elements
+    landed: bool
+
+    def subset(self, pick: np.ndarray) -> Product:
+        left = None if self.left is None else self.left[pick]
+        return Product(
+            self.ins, self.land, self.warps[pick], self.group[pick], left, self.right[pick],
+            self.landed,
+        )  # fmt: skip
+
+    def chunks(self) -> np.ndarray:
+        """Arena offsets of the 16-byte chunks that each warp reads, [warps, n]."""
+        parts = [self.right] if self.left is None else [self.left, self.right]
+        return np.concatenate(
+            [part[..., :: _CHUNK // 2].reshape(len(self.warps), -1) for part in parts], axis=1
+        ) & ~np.int64(_CHUNK - 1)  # fmt: skip
+
+
+class ProductEngine:
+    """The products of a chunk that no warp has waited for, in order of issue."""
+
+    def __init__(self, chunk: Any) -> None:
+        self.c = chunk
+        self.pending: list[Product] = []
+        self.committed = np.zeros(chunk.L >> 5, np.int64)
+
+    def issue(self, product: Product) -> None:
+        c = self.c
+        if c.race is not None:
+            c.race.tensor_issue(product.ins, product.warps, product.chunks())
+        policy = c.landing
+        if policy == "random":
+            policy = "early" if c.rng.random() < 0.5 else "late"
+        waiting = any(not p.landed for p in self.pending)  # products land in order
+        if policy == "early" and not waiting:
+            self._land(product)
+        if not product.landed or c.race is not None:
+            self.pending.append(product)
+
+    def commit(self, warps: np.ndarray) -> None:
+        self.committed[warps] += 1
+
+    def wait(self, warps: np.ndarray, keep: int) -> None:
+        """End, for each warp, all but its ``keep`` newest groups."""
+        limit = np.full(len(self.committed), -1, np.int64)
+        limit[warps] = self.committed[warps] - keep
+        kept = []
+        for product in self.pending:
+            due = product.group < limit[product.warps]
+            if not due.any():
+                kept.append(product)
+                continue
+            ended = product if due.all() else product.subset(due)
+            if not ended.landed:
+                self._land(ended)
+            if self.c.race is not None:
+                self.c.race.tensor_done(product.ins, ended.warps, ended.chunks())
+            if ended is not product:
+                kept.append(product.subset(~due))
+        self.pending = kept
+
+    def _land(self, product: Product) -> None:
+        product.land(self.c, product.warps, product.left, product.right)
+        product.landed = True
+        self.c.progress += 1
+
+
+def _offsets(
+    ins: Ins, c: Any, warps: np.ndarray, descriptor: np.ndarray, rows: np.ndarray, mn_major: bool
+) -> np.ndarray:
+    """Arena offsets of elements: [warps, len(rows), 16], or [warps, 16, len(rows)] if mn_major.
+
+    rows: indices along M or N. The fastest dimension in memory comes last.
+    """
+    fields = [(descriptor >> np.uint64(s) & np.uint64(0x3FFF)).astype(np.int64) << 4
+              for s in (0, 16, 32)]  # fmt: skip
+    start, leading, stride = (field[:, None, None] for field in fields)
+    span = _SPANS[(descriptor >> np.uint64(62)).astype(np.int64)]
+    odd = (descriptor >> np.uint64(46) & np.uint64(0xFFFF)).any()
+    if odd or not span.all():
+        raise ins.unsupported("only swizzled descriptors without a base offset")
+    span = span[:, None, None]
+    k = np.arange(_DEPTH)
+    if mn_major:
+        line = span // 2
+        outer, inner = k[:, None], rows[None, :]
+        at = start + inner // line * leading + inner % line * 2
+        at = at + outer // 8 * stride + outer % 8 * span
+    else:
+        outer, inner = rows[:, None], k[None, :]
+        at = start + outer // 8 * stride + outer % 8 * span + inner * 2
+    at = at ^ (at >> 7 & span // 16 - 1) << 4
+    lanes = np.broadcast_to((warps * 32)[:, None, None], at.shape)
+    return c.shared.index(ins, c, lanes.reshape(-1), at.reshape(-1), 2).reshape(at.shape)
+
+
+def _uniform(ins: Ins, value: np.ndarray, warps: int) -> np.ndarray:
+    """A warp-uniform operand by warp."""
+    rows = np.broadcast_to(value, (warps * 32,)).reshape(warps, 32)
+    if (rows != rows[:, :1]).any():
+        raise ins.unsupported("a descriptor differs between the lanes of a warp")
+    return np.ascontiguousarray(rows[:, 0])
+
+
+def _product(ins: Ins) -> Step:
+    shape, d_type, a_type, b_type = ins.mods[-4:]
+    columns = int(shape.removeprefix("m64n").removesuffix("k16"))
+    if d_type != "f32" or a_type != b_type or a_type not in ("f16", "bf16"):
+        raise ins.unsupported("only f16 or bf16 products summed in f32")
+    d, a, b, flag, *rest = ins.ops
+    from_registers = isinstance(a, Vector)
+    numbers = [o.value for o in rest if isinstance(o, Immediate)]
+    expected = 3 if from_registers else 4
+    if len(numbers) != expected or numbers[:2] != [1, 1] or len(d.items) != columns // 2:
+        raise ins.unsupported("operand signs or sizes")
+    a_mn, b_mn = (False, *numbers[2:]) if from_registers else numbers[2:]
+    read_a = [reader(ins, r, 32) for r in a.items] if from_registers else [reader(ins, a, 64)]
+    read_b, read_flag = reader(ins, b, 64), reader(ins, flag, 1)
+    sums = [(reader(ins, r, 32), writer(ins, r, 32)) for r in d.items]
+    fragment = a_positions(16, _DEPTH, 2)
+    row, column = _accumulator(columns)
+
+    def land(c: Any, warps: np.ndarray, left: Any, right: np.ndarray) -> None:
+        lanes = (warps[:, None] * 32 + np.arange(32)).reshape(-1)
+        if left is None:
+            x = operand_values(_stack(c, lanes, read_a, len(warps)), a_type)[:, fragment]
+        else:
+            x = _values(c, left, a_type, bool(a_mn))
+        y = _values(c, right, a_type, not b_mn)
+        total = np.matmul(x, y)[:, row, column]  # [warps, registers, 32]
+        keep = np.broadcast_to(read_flag(c, lanes), lanes.shape).reshape(len(warps), 32)
+        for j, (read, write) in enumerate(sums):
+            before = np.where(keep, read(c, lanes).view(F32).reshape(-1, 32), 0).astype(F64)
+            after = canonical_f32((before + total[:, j]).astype(F32))
+            write(c, lanes, np.ascontiguousarray(after).reshape(-1))
+
+    def run(c: Any, ix: Any) -> None:
+        warps = _whole_warps(ins, c, ix)
+        local = warps % (c.padded >> 5) % 4
+        left = None
+        if not from_registers:
+            descriptor = _uniform(ins, read_a[0](c, ix), len(warps))
+            left = np.empty((len(warps), 16, _DEPTH), np.int64)
+            for quarter in np.unique(local):
+                pick = local == quarter
+                rows = np.arange(16 * quarter, 16 * quarter + 16)
+                left[pick] = _offsets(ins, c, warps[pick], descriptor[pick], rows, bool(a_mn))
+        descriptor = _uniform(ins, read_b(c, ix), len(warps))
+        right = _offsets(ins, c, warps, descriptor, np.arange(columns), bool(b_mn))
+        engine: ProductEngine = c.engines["wgmma"]
+        product = Product(ins, land, warps, engine.committed[warps], left, right, False)
+        _check_defined(ins, c, product)
+        engine.issue(product)
+        c.flops[f"mma_{a_type}"] += 2 * 16 * columns * _DEPTH * len(warps)
+
+    return run
+
+
+def _accumulator(columns: int) -> tuple[np.ndarray, np.ndarray]:
+    """Row and column [registers, 32] of a warp's accumulator registers."""
+    register, lane = np.arange(columns // 2)[:, None], np.arange(32)[None, :]
+    row = lane // 4 + 8 * (register // 2 % 2)
+    column = 8 * (register // 4) + 2 * (lane % 4) + register % 2
+    return row, column
+
+
+def _values(c: Any, at: np.ndarray, ptx_type: str, transposed: bool) -> np.ndarray:
+    """Elements at arena offsets as float64 matrices, turned where the memory order asks for it."""
+    values = to_f32(c.shared.views[2].take(at >> 1), ptx_type).astype(F64)
+    return values.transpose(0, 2, 1) if transposed else values
+
+
+def _check_defined(ins: Ins, c: Any, product: Product) -> None:
+    if c.uninit is None:
+        return
+    defined = c.shared.defined.views[8]
+    chunks = product.chunks() >> 3
+    bad = (~defined.take(chunks) | ~defined.take(chunks + 1)).any(1)
+    if bad.any():
+        hint = "wait for the copies, or copy the whole tile"
+        what = "wgmma reads shared memory that was never written"
+        raise error(UninitialisedRead, ins, c, product.warps[bad] * 32, what, hint)
+
+
+def wgmma(ins: Ins) -> Step:
+    """wgmma.mma_async, commit_group, wait_group and fence."""
+    if "mma_async" in ins.mods:
+        return _product(ins)
+    if "commit_group" in ins.mods:
+        return lambda c, ix: c.engines["wgmma"].commit(_whole_warps(ins, c, ix))
+    if "wait_group" in ins.mods:
+        keep = ins.ops[0].value
+        return lambda c, ix: c.engines["wgmma"].wait(_whole_warps(ins, c, ix), keep)
+    return lambda c, ix: None
+
+
+def fence(ins: Ins) -> Step:
+    """fence.proxy.async makes a thread's writes visible to wgmma; others change nothing here."""
+    if "proxy" not in ins.mods or not any(m.startswith("async") for m in ins.mods):
+        return lambda c, ix: None
+
+    def run(c: Any, ix: Any) -> None:
+        if c.race is not None:
+            c.race.proxy_fence(lanes_of(c, ix))
+
+    return run
+
+
+RULES: dict[str, Callable[[Ins], Step]] = {"wgmma": wgmma, "fence": fence}
