@@ -9,6 +9,7 @@ with fp32 masters.
 
 from __future__ import annotations
 
+import abc
 from typing import Any
 
 import torch
@@ -59,7 +60,7 @@ class Layer(nn.Module):
         self.down = Matrix(width, 4 * width, into_stream, bias)
 
 
-class LanguageModel(nn.Module):
+class LanguageModel(nn.Module, abc.ABC):
     """What the models have in common. tokens: how many the tokeniser has; tier: "fp32" (three tf32
     products), "ieee" (no tensor cores), "tf32" or "bf16". Weights come from torch's global random
     generator, in one order for every tier."""
@@ -85,9 +86,9 @@ class LanguageModel(nn.Module):
         logits = self.logits(ids)
         return cross_entropy(logits.flatten(0, 1), targets.flatten(), classes=self.tokens)
 
+    @abc.abstractmethod
     def logits(self, ids: torch.Tensor) -> torch.Tensor:
         """[B, T, padded vocabulary]; columns from `tokens` on mean nothing."""
-        raise NotImplementedError
 
     def decay_groups(self) -> list[dict[str, Any]]:
         """Parameter groups: matrices decay, vectors do not."""
@@ -99,9 +100,9 @@ class LanguageModel(nn.Module):
             for decays in (True, False)
         ]
 
+    @abc.abstractmethod
     def make_optimizer(self) -> Any:
         """An optimizer of all parameters, by our kernels; tells matrices of their copies."""
-        raise NotImplementedError
 
     def after_backward(self) -> None:
         """Called after every backward pass."""

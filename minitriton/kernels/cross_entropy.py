@@ -21,6 +21,7 @@ import minitriton.language as tl
 from minitriton.kernels import checks
 from minitriton.kernels.checks import KernelArgumentError
 from minitriton.kernels.operator import operator
+from minitriton.kernels.rows import dense
 
 TILE = 4096  # elements that a program holds
 
@@ -133,17 +134,13 @@ def _tile(columns: int) -> tuple[int, int]:
     return max(1, 1024 // block), block
 
 
-def _dense(x: torch.Tensor) -> torch.Tensor:
-    return x if x.stride(1) == 1 else x.contiguous()
-
-
 @operator("cross_entropy")
 def _op(
     logits: torch.Tensor, targets: torch.Tensor, classes: int, ignore: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Mean loss and counted rows, fp32 scalars; peak and l of every row as fp32 [2, N]."""
     mean, counted, stats = _outputs(logits)
-    x, t = _dense(logits), targets.contiguous()
+    x, t = dense(logits), targets.contiguous()
     rows, block = _tile(classes)
     loss = torch.empty_like(stats[0])
     if x.shape[0] > 0:
@@ -161,7 +158,7 @@ def _backward_op(
     stats: torch.Tensor, classes: int, ignore: int,
 ) -> torch.Tensor:  # fmt: skip
     dx = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
-    x, t = _dense(logits), targets.contiguous()
+    x, t = dense(logits), targets.contiguous()
     rows, block = _tile(x.shape[1])
     grid = (triton.cdiv(x.shape[0], rows), triton.cdiv(x.shape[1], block))
     if x.shape[0] > 0:

@@ -59,7 +59,7 @@ def dropout(x: torch.Tensor, probability: float, seed: torch.Tensor) -> torch.Te
     KernelArgumentError names the argument that does not fit.
     """
     checks.float_tensor("x", x)
-    check_probability("probability", probability)
+    checks.fraction("probability", probability)
     check_seed(seed, x)
     return _dropout_op(x, float(probability), seed)
 
@@ -79,13 +79,6 @@ def keep_mask(seed: torch.Tensor, shape: torch.Size, probability: float) -> torc
     words = philox_words(seed, [column // 4, row, row * 0, row * 0])
     chosen = torch.gather(words, 0, (column % 4).expand(1, rows, columns))[0]
     return (chosen >= threshold_of(probability)).view(shape)
-
-
-def check_probability(name: str, value: object) -> float:
-    """`value` as a float if it is a number from 0 to below 1."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-        raise checks.KernelArgumentError(f"argument '{name}': must be in [0, 1), got {value!r}")
-    return float(value)
 
 
 def check_seed(seed: object, x: torch.Tensor) -> torch.Tensor:

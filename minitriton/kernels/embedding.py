@@ -18,7 +18,6 @@ import minitriton.language as tl
 from minitriton.kernels import checks
 from minitriton.kernels.checks import KernelArgumentError
 from minitriton.kernels.dropout import (
-    check_probability,
     check_seed,
     dropout_reference,
     kept,
@@ -120,7 +119,7 @@ def embedding(
                 f"argument 'positions': shape {tuple(positions.shape)}; ids of length "
                 f"{ids.shape[-1]} need at least [{ids.shape[-1]}, {weight.shape[1]}]"
             )
-    probability = check_probability("dropout", dropout)
+    probability = checks.fraction("dropout", dropout)
     if probability > 0:
         check_seed(seed, weight)
     return _op(

@@ -21,6 +21,7 @@ from minitriton.kernels.kda_backward import backward
 from minitriton.kernels.kda_chunks import chunks_of
 from minitriton.kernels.kda_forward import Options, Results, prepare, scan
 from minitriton.kernels.operator import operator
+from minitriton.kernels.rows import dense
 
 WIDEST = 128  # channels of a head
 GATES = {None: 0, "sigmoid": 1, "softplus": 2}
@@ -66,14 +67,14 @@ def chunk_kda(
     which a CUDA graph does not allow.
     KernelArgumentError names the argument that does not fit.
     """
-    _check_tensors(q, k, v, g, beta)
+    check_tensors(q, k, v, g, beta)
     options = Options(
         q.shape[3] ** -0.5 if scale is None else checks.positive("scale", scale),
-        _check_gate(gate, A_log, dt_bias, gate_floor, q),
+        check_gate(gate, A_log, dt_bias, gate_floor, q),
         float(gate_floor),
         bool(qk_l2norm),
         bool(beta_sigmoid),
-        _check_state(initial_state, state_layout, _sequences(cu_seqlens, q), q, v),
+        _check_state(initial_state, state_layout, count_sequences(cu_seqlens, q), q, v),
     )
     a_log, bias = (A_log, dt_bias) if options.gate else (None, None)
     o, final = _kda_op(q, k, v, g, beta, a_log, bias, initial_state, cu_seqlens, *options)
@@ -138,7 +139,7 @@ def _shaped(
     return tensor
 
 
-def _check_tensors(
+def check_tensors(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor
 ) -> None:
     if checks.float_tensor("q", q).dim() != 4 or not 0 < q.shape[3] <= WIDEST:
@@ -161,7 +162,7 @@ def _check_tensors(
     _shaped("beta", beta, rows, "[B, T, H] of 'q'", q)
 
 
-def _check_gate(
+def check_gate(
     gate: str | None, a_log: object, dt_bias: object, floor: float, q: torch.Tensor
 ) -> int:
     """The number of the gate."""
@@ -183,7 +184,7 @@ def _check_gate(
     return GATES[gate]
 
 
-def _sequences(cu_seqlens: object, q: torch.Tensor) -> int:
+def count_sequences(cu_seqlens: object, q: torch.Tensor) -> int:
     """How many sequences there are."""
     if cu_seqlens is None:
         return q.shape[0]
@@ -207,7 +208,7 @@ def _check_state(
     if layout not in ("kv", "vk"):
         raise _fail("state_layout", f"must be 'kv' or 'vk', got {layout!r}")
     if initial is not None:
-        shape = _state_shape(count, q, v, layout == "vk")
+        shape = state_shape(count, q, v, layout == "vk")
         why = f"[N, H, {'V, K' if layout == 'vk' else 'K, V'}] with N the number of sequences"
         tensor = _shaped("initial_state", initial, shape, why, q)
         if tensor.dtype != torch.float32:
@@ -215,23 +216,18 @@ def _check_state(
     return layout == "vk"
 
 
-def _state_shape(
+def state_shape(
     count: int, q: torch.Tensor, v: torch.Tensor, value_major: bool
 ) -> tuple[int, int, int, int]:
     keys, values = q.shape[3], v.shape[3]
     return (count, q.shape[2], *((values, keys) if value_major else (keys, values)))
 
 
-def _dense(x: torch.Tensor) -> torch.Tensor:
-    """x with contiguous rows: itself where its strides allow it."""
-    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
-
-
 def _empty_outputs(
     q: torch.Tensor, v: torch.Tensor, cu_seqlens: torch.Tensor | None, value_major: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     count = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    shape = _state_shape(count, q, v, value_major)
+    shape = state_shape(count, q, v, value_major)
     out = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     return out, torch.empty(shape, dtype=torch.float32, device=v.device)
 
@@ -245,7 +241,7 @@ def _kda_op(
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     chunks = chunks_of(q.shape[0], q.shape[1], cu_seqlens, q.device)
     options = Options(scale, gate, floor, qk_l2norm, beta_sigmoid, value_major)
-    q, k, v, g = (_dense(x) for x in (q, k, v, g))
+    q, k, v, g = (dense(x) for x in (q, k, v, g))
     out, final = _empty_outputs(q, v, cu_seqlens, value_major)
     a_log, dt_bias, initial = (
         None if x is None else x.contiguous() for x in (a_log, dt_bias, initial)
@@ -271,8 +267,8 @@ def _kda_backward_op(
     """
     chunks = chunks_of(q.shape[0], q.shape[1], cu_seqlens, q.device)
     options = Options(scale, gate, floor, qk_l2norm, beta_sigmoid, value_major)
-    q, k, v, g = (_dense(x) for x in (q, k, v, g))
-    grad = torch.zeros_like(v) if grad is None else _dense(grad)
+    q, k, v, g = (dense(x) for x in (q, k, v, g))
+    grad = torch.zeros_like(v) if grad is None else dense(grad)
     final_grad, a_log, dt_bias, initial = (
         None if x is None else x.contiguous() for x in (final_grad, a_log, dt_bias, initial)
     )

@@ -20,16 +20,16 @@ import minitriton as triton
 from minitriton.kernels import checks
 from minitriton.kernels.checks import KernelArgumentError
 from minitriton.kernels.kda import (
-    _check_gate,
-    _check_tensors,
-    _dense,
-    _sequences,
-    _state_shape,
+    check_gate,
+    check_tensors,
     chunk_kda_reference,
+    count_sequences,
+    state_shape,
 )
 from minitriton.kernels.kda_decode_kernels import recurrent_kernel
 from minitriton.kernels.operator import operator
 from minitriton.kernels.packing import bounds_on
+from minitriton.kernels.rows import dense
 from minitriton.kernels.short_conv_step import check_slots
 
 STATES = (torch.float32, torch.bfloat16)
@@ -84,14 +84,14 @@ def recurrent_kda(
         A_log=A_log, dt_bias=dt_bias, initial_state=initial_state, state=state, out_gate=out_gate,
         norm_weight=norm_weight,
     )  # fmt: skip
-    _check_tensors(q, k, v, g, beta)
-    sequences = _sequences(cu_seqlens, q)
+    check_tensors(q, k, v, g, beta)
+    sequences = count_sequences(cu_seqlens, q)
     _check_states(state_layout, initial_state, output_final_state, state, state_indices, sequences,
                   q, v)  # fmt: skip
     _check_norm(out_gate, norm_weight, v)
     options = Options(
         q.shape[3] ** -0.5 if scale is None else checks.positive("scale", scale),
-        _check_gate(gate, A_log, dt_bias, gate_floor, q), float(gate_floor), bool(qk_l2norm),
+        check_gate(gate, A_log, dt_bias, gate_floor, q), float(gate_floor), bool(qk_l2norm),
         bool(beta_sigmoid), state_layout == "vk", checks.positive("norm_eps", norm_eps),
     )  # fmt: skip
     inputs = (q, k, v, g, beta, *((A_log, dt_bias) if gate else (None, None)))
@@ -148,7 +148,7 @@ def _check_states(
 ) -> None:  # fmt: skip
     if layout not in ("kv", "vk"):
         raise KernelArgumentError(f"argument 'state_layout': must be 'kv' or 'vk', got {layout!r}")
-    shape = _state_shape(sequences, q, v, layout == "vk")
+    shape = state_shape(sequences, q, v, layout == "vk")
     if state is None:
         if slots is not None:
             raise KernelArgumentError(
@@ -237,9 +237,9 @@ def _launch(
     (_, tokens, heads, keys), values = q.shape, v.shape[3]
     if states.sequences * heads == 0:
         return out
-    q, k, v, g = (_dense(x) for x in (q, k, v, g))
+    q, k, v, g = (dense(x) for x in (q, k, v, g))
     bounds = None if cu_seqlens is None else bounds_on(q.device, cu_seqlens, tokens)
-    gate = v if out_gate is None else _dense(out_gate)
+    gate = v if out_gate is None else dense(out_gate)
     initial, final = (v if x is None else x for x in (states.initial, states.final))
     strides = [(0, 0, 0) if x is v else x.stride()[:3] for x in (initial, final)]
     kept = initial if states.initial is not None else final
@@ -275,7 +275,7 @@ def _recurrent_op(
     final = _empty_final(initial, output_final, q, v, cu_seqlens, value_major)
     states = _States(
         None if initial is None else initial.contiguous(), final if output_final else None, None,
-        _sequences(cu_seqlens, q),
+        count_sequences(cu_seqlens, q),
     )  # fmt: skip
     options = Options(scale, gate, floor, qk_l2norm, beta_sigmoid, value_major, eps)
     return _launch(states, q, k, v, g, beta, a_log, dt_bias, cu_seqlens, out_gate, norm_weight,
@@ -290,7 +290,7 @@ def _step_op(
     norm_weight: torch.Tensor | None, scale: float, gate: int, floor: float, qk_l2norm: bool,
     beta_sigmoid: bool, value_major: bool, eps: float,
 ) -> torch.Tensor:  # fmt: skip
-    states = _States(state, state, slots, _sequences(cu_seqlens, q))
+    states = _States(state, state, slots, count_sequences(cu_seqlens, q))
     options = Options(scale, gate, floor, qk_l2norm, beta_sigmoid, value_major, eps)
     return _launch(states, q, k, v, g, beta, a_log, dt_bias, cu_seqlens, out_gate, norm_weight,
                    options)  # fmt: skip
@@ -300,7 +300,7 @@ def _empty_final(
     initial: torch.Tensor | None, wanted: bool, q: torch.Tensor, v: torch.Tensor,
     cu_seqlens: torch.Tensor | None, value_major: bool,
 ) -> torch.Tensor:  # fmt: skip
-    shape = _state_shape(_sequences(cu_seqlens, q), q, v, value_major) if wanted else (0,)
+    shape = state_shape(count_sequences(cu_seqlens, q), q, v, value_major) if wanted else (0,)
     dtype = torch.float32 if initial is None else initial.dtype
     return torch.empty(shape, dtype=dtype, device=q.device)
 

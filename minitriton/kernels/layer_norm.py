@@ -17,14 +17,13 @@ import torch
 import minitriton as triton
 import minitriton.language as tl
 from minitriton.kernels import checks
-from minitriton.kernels.dropout import check_probability, check_seed, dropout_reference, kept
+from minitriton.kernels.dropout import check_seed, dropout_reference, kept
 from minitriton.kernels.gemm import sum_partials
 from minitriton.kernels.operator import operator
 from minitriton.kernels.philox import threshold_of
-from minitriton.kernels.rows import rows_of
+from minitriton.kernels.rows import row_tile, rows_of
 
 MAX_COLUMNS = 8192
-TILE = 1024  # elements that a program holds, or one row where that is longer
 
 
 @triton.jit
@@ -150,7 +149,7 @@ def add_layer_norm(
                 f"that of 'x', {tuple(x.shape)} on {x.device}"
             )
     checks.positive("eps", eps)
-    probability = check_probability("dropout", dropout)
+    probability = checks.fraction("dropout", dropout)
     if probability > 0:
         check_seed(seed, x)
     return _op(
@@ -196,12 +195,6 @@ def _check(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
         checks.like("bias", bias, "weight", weight)
 
 
-def _tile(columns: int) -> tuple[int, int, int]:
-    """(rows, columns, warps) of a program's tile."""
-    block = max(16, triton.next_power_of_2(columns))
-    return max(1, TILE // block), block, max(4, block // 512)
-
-
 @operator("add_layer_norm")
 def _op(
     x: torch.Tensor, branch: torch.Tensor | None, weight: torch.Tensor, bias: torch.Tensor | None,
@@ -213,7 +206,7 @@ def _op(
         return total, out, stats
     m = rows_of(x)
     b = None if branch is None else rows_of(branch)
-    rows, block, warps = _tile(m.shape[1])
+    rows, block, warps = row_tile(m.shape[1])
     _forward_kernel[(triton.cdiv(m.shape[0], rows),)](
         m, b, weight.contiguous(), None if bias is None else bias.contiguous(),
         total if keep_total else None, out, stats,
@@ -235,7 +228,7 @@ def _backward_op(
         return dx, dbranch, dweight.zero_(), dbias.zero_()
     dy, m = rows_of(dout), rows_of(total)
     dt = None if dtotal is None else rows_of(dtotal)
-    rows, block, warps = _tile(m.shape[1])
+    rows, block, warps = row_tile(m.shape[1])
     programs = min(triton.cdiv(m.shape[0], rows), 1056 if block <= 1024 else 264)
     partial = torch.empty(2, programs, m.shape[1], dtype=torch.float32, device=m.device)
     _backward_kernel[(programs,)](

@@ -16,8 +16,9 @@ import minitriton as triton
 import minitriton.language as tl
 from minitriton.kernels import checks
 from minitriton.kernels.checks import KernelArgumentError
-from minitriton.kernels.mla_cache import Rope, check_rope, dense, rotate, rotate_reference
+from minitriton.kernels.mla_cache import Rope, check_rope, rotate, rotate_reference
 from minitriton.kernels.operator import operator
+from minitriton.kernels.rows import dense
 
 COLUMNS = 128  # of a tile of the result
 DEPTH = 64  # latent channels multiplied at a time

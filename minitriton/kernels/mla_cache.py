@@ -19,6 +19,7 @@ import minitriton.language as tl
 from minitriton.kernels import checks
 from minitriton.kernels.checks import KernelArgumentError
 from minitriton.kernels.operator import operator
+from minitriton.kernels.rows import dense
 
 PAGE = 64  # tokens of a block
 GROUP = 128  # latent channels that share a scale in an fp8 row
@@ -236,11 +237,6 @@ def check_rope(rope: object, shared: torch.Tensor) -> tuple[torch.Tensor | None,
             f"{shared.device}, or None"
         )
     return parts
-
-
-def dense(x: torch.Tensor) -> torch.Tensor:
-    """x with contiguous rows: itself where its strides allow it."""
-    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 @operator("mla_cache_write", mutates_args=("cache",))

@@ -27,11 +27,11 @@ from minitriton.kernels.mla_cache import (
     PAGE,
     cache_parts,
     check_cache,
-    dense,
     mla_cache_dequantise,
 )
 from minitriton.kernels.mla_decode_kernels import combine_kernel, decode_kernel
 from minitriton.kernels.operator import operator
+from minitriton.kernels.rows import dense
 from minitriton.runtime import driver
 
 LOG2_E = 1.4426950408889634

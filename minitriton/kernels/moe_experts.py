@@ -21,8 +21,9 @@ from minitriton.kernels import checks, grouped_gemm
 from minitriton.kernels.moe_routing import Routing
 from minitriton.kernels.norms import rms_norm, rms_norm_reference
 from minitriton.kernels.operator import operator
+from minitriton.kernels.rows import dense
 from minitriton.kernels.situ import situ_glu_reference
-from minitriton.kernels.situ_gemm import dense, glu_config, strided_weight
+from minitriton.kernels.situ_gemm import glu_config, strided_weight
 
 BLOCK = 1024  # columns per program of gathers and sums
 WIDEST = 8192  # columns of a row whose norm is taken

@@ -22,7 +22,8 @@ from minitriton.kernels.moe_experts import check_norm, check_routing, launch_sum
 from minitriton.kernels.moe_routing import Routing
 from minitriton.kernels.mxfp4 import check_mxfp4
 from minitriton.kernels.operator import operator
-from minitriton.kernels.situ_gemm import dense, store_glu
+from minitriton.kernels.rows import dense
+from minitriton.kernels.situ_gemm import store_glu
 
 UNSCALE: tl.constexpr = tl.constexpr(18446744073709551616.0)  # 2^64
 CODE_BITS: tl.constexpr = tl.constexpr(

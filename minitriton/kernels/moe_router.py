@@ -26,6 +26,7 @@ from minitriton.kernels import checks
 from minitriton.kernels.checks import KernelArgumentError
 from minitriton.kernels.moe_routing import EPS, Routing, moe_route_reference, padded_rows
 from minitriton.kernels.operator import operator
+from minitriton.kernels.rows import dense
 
 __all__ = ["Routing", "moe_route", "moe_route_reference", "padded_rows"]
 
@@ -280,11 +281,6 @@ def check_bias(bias: object, other_name: str, other: torch.Tensor, dim: int = 1)
     return tensor
 
 
-def dense_rows(x: torch.Tensor) -> torch.Tensor:
-    """x with contiguous rows: itself where its strides allow it."""
-    return x if x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous()
-
-
 Fields = tuple[
     torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor,
     torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor,
@@ -317,7 +313,7 @@ def _select(
     room = torch.zeros(bands * experts + 1, dtype=torch.int32, device=logits.device)
     members = room[:-1].view(bands, experts)
     if tokens > 0:
-        x = dense_rows(logits)
+        x = dense(logits)
         candidates = max(32, triton.next_power_of_2(2 * topk))
         scratch = torch.empty(tokens, 2 * candidates, dtype=torch.int32, device=x.device)
         _select_kernel[(tokens,)](
@@ -354,7 +350,7 @@ def _route_backward_op(
     dx = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
     tokens, experts = dx.shape
     if tokens > 0:
-        x = dense_rows(logits)
+        x = dense(logits)
         topk = chosen.shape[1]
         _backward_kernel[(tokens,)](
             grad, x, chosen, dx, grad.stride(0), grad.stride(1), x.stride(0), experts, topk, scale,

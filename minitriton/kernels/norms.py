@@ -21,11 +21,10 @@ import minitriton.language as tl
 from minitriton.kernels import checks
 from minitriton.kernels.checks import KernelArgumentError
 from minitriton.kernels.operator import operator
-from minitriton.kernels.rows import rows_in_place
+from minitriton.kernels.rows import row_tile, rows_in_place
 
 MAX_COLUMNS = 8192
 MAX_ROWS = 2**31 - 1024  # row numbers are int32
-TILE = 1024  # elements that a program holds, or one row where that is longer
 
 
 @triton.jit
@@ -165,28 +164,7 @@ def _check_rows(x: object) -> None:
 def _check_weight(weight: object, x: torch.Tensor) -> torch.Tensor | None:
     if weight is None:
         return None
-    tensor = checks.float_tensor("weight", weight)
-    if tensor.shape != x.shape[-1:]:
-        raise KernelArgumentError(
-            f"argument 'weight': shape {tuple(tensor.shape)}; it must be {tuple(x.shape[-1:])}, "
-            "the last dimension of 'x'"
-        )
-    if tensor.dtype not in (torch.float32, x.dtype):
-        raise KernelArgumentError(
-            f"argument 'weight': dtype {tensor.dtype}; it must be torch.float32 or that of 'x', "
-            f"{x.dtype}"
-        )
-    if tensor.device != x.device:
-        raise KernelArgumentError(
-            f"argument 'weight': device {tensor.device} differs from that of 'x', {x.device}"
-        )
-    return tensor
-
-
-def _tile(columns: int) -> tuple[int, int, int]:
-    """(rows, columns, warps) of a program's tile."""
-    block = max(16, triton.next_power_of_2(columns))
-    return max(1, TILE // block), block, max(4, block // 512)
+    return checks.row_vector("weight", weight, "x", x)
 
 
 def _programs(tiles: int, block: int) -> int:
@@ -203,7 +181,7 @@ def _forward(
     inner, (m, *rest) = rows_in_place(x, *([] if gate is None else [gate]))
     g = rest[0] if rest else m
     columns = x.shape[-1]
-    height, block, warps = _tile(columns)
+    height, block, warps = row_tile(columns)
     rows = x.numel() // columns
     _forward_kernel[(triton.cdiv(rows, height),)](
         m.tensor, g.tensor, x if weight is None else weight.contiguous(), out, m.outer_stride,
@@ -223,7 +201,7 @@ def _backward(
     inner, (dy, m, *rest) = rows_in_place(grad, x, *([] if gate is None else [gate]))
     g = rest[0] if rest else m
     columns = x.shape[-1]
-    height, block, warps = _tile(columns)
+    height, block, warps = row_tile(columns)
     rows = x.numel() // columns
     programs = _programs(triton.cdiv(rows, height), block)
     sums = (programs, columns) if train_weight else (1, 1)

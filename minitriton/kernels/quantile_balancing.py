@@ -26,12 +26,12 @@ from minitriton.kernels.moe_router import (
     LOWEST,
     check_bias,
     check_matrix,
-    dense_rows,
     moe_route,
     sort_key,
     value_of_key,
 )
 from minitriton.kernels.operator import operator
+from minitriton.kernels.rows import dense
 
 MOST_BINS = 16384
 TOKENS = 16  # per program of the histogram
@@ -223,7 +223,7 @@ def _quantile_bias_op(
     tokens, experts = scores.shape
     if tokens == 0:
         return bias - bias.mean()
-    x = dense_rows(scores)
+    x = dense(scores)
     new = torch.empty(experts, dtype=torch.float32, device=x.device)
     _exact_kernel[(triton.cdiv(experts, 8),)](
         x, cutoff.contiguous(), new, x.stride(0), tokens, experts, tokens * topk // experts + 1,
@@ -239,7 +239,7 @@ def _histogram_op(
     tokens, experts = scores.shape
     if tokens == 0:
         return
-    x = dense_rows(scores)
+    x = dense(scores)
     _histogram_kernel[(triton.cdiv(tokens, TOKENS),)](
         x, cutoff.contiguous(), bias.contiguous(), hist, x.stride(0), tokens, experts,
         hist.shape[1], TOKENS=TOKENS, BLOCK=_block(experts), num_warps=4,

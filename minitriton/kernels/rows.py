@@ -1,4 +1,4 @@
-"""How the library sees a tensor of any rank: as a matrix of rows."""
+"""How the library sees a tensor of any rank: as a matrix of rows, and as tiles of them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,25 @@ from dataclasses import dataclass
 
 import torch
 
+import minitriton as triton
+
+TILE = 1024  # elements that a program of whole rows holds, or one row where that is longer
+
+
+def dense(x: torch.Tensor) -> torch.Tensor:
+    """x with contiguous rows: itself where its strides allow it."""
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
 
 def rows_of(x: torch.Tensor) -> torch.Tensor:
     """x as a matrix with contiguous rows: a view where its strides allow one."""
-    matrix = x.reshape(-1, x.shape[-1])
-    return matrix if matrix.stride(1) == 1 or matrix.shape[1] == 1 else matrix.contiguous()
+    return dense(x.reshape(-1, x.shape[-1]))
+
+
+def row_tile(columns: int) -> tuple[int, int, int]:
+    """(rows, columns, warps) of the tile of a program that holds whole rows."""
+    block = max(16, triton.next_power_of_2(columns))
+    return max(1, TILE // block), block, max(4, block // 512)
 
 
 @dataclass(frozen=True)

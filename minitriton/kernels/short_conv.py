@@ -25,6 +25,7 @@ from minitriton.kernels import short_conv_kernels as kernels
 from minitriton.kernels.checks import KernelArgumentError
 from minitriton.kernels.operator import operator
 from minitriton.kernels.packing import bounds_on
+from minitriton.kernels.rows import dense
 
 WIDTHS = (2, 3, 4)
 SPAN = 128  # channels of a program where no norm asks for whole heads
@@ -186,11 +187,6 @@ def _sequences(x: torch.Tensor, cu_seqlens: object) -> int:
             f"argument 'cu_seqlens': packed sequences need a batch of 1; 'x' has {x.shape[0]}"
         )
     return cu_seqlens.shape[0] - 1
-
-
-def dense(x: torch.Tensor) -> torch.Tensor:
-    """x with adjacent channels: itself where its strides allow it."""
-    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
 def tile_of(columns: int, norm: int) -> tuple[dict[str, int], int]:

@@ -15,10 +15,10 @@ from minitriton.kernels import checks
 from minitriton.kernels import short_conv_kernels as kernels
 from minitriton.kernels.checks import KernelArgumentError
 from minitriton.kernels.operator import operator
+from minitriton.kernels.rows import dense
 from minitriton.kernels.short_conv import (
     check_inputs,
     check_state,
-    dense,
     is_silu,
     short_conv_reference,
     tile_of,

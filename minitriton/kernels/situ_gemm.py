@@ -19,7 +19,7 @@ import minitriton as triton
 import minitriton.language as tl
 from minitriton.kernels import checks
 from minitriton.kernels.operator import operator
-from minitriton.kernels.rows import rows_of
+from minitriton.kernels.rows import dense, rows_of
 from minitriton.kernels.situ import fast_tanh, situ_glu_reference, situ_of, situ_slope
 
 BLOCK = 1024  # elements of a row per program of the elementwise backward kernel
@@ -202,11 +202,6 @@ def _tile_rows(rows: int) -> int:
 def strided_weight(w: torch.Tensor) -> torch.Tensor:
     """w with contiguous rows or columns: itself where its strides allow it."""
     return w if 1 in w.stride()[-2:] else w.contiguous()
-
-
-def dense(x: torch.Tensor) -> torch.Tensor:
-    """x with contiguous rows: itself where its strides allow it."""
-    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 @operator("situ_glu_linear")
