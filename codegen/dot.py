@@ -6,6 +6,7 @@ ldmatrix, LLVM cancels the packing. Dots marked `mt.fma` go to dot_fma.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 from minitriton.codegen import dot_fma
@@ -13,7 +14,6 @@ from minitriton.codegen.emit import attribute, width_of
 from minitriton.codegen.fp8_upcast import fp8_pairs
 from minitriton.codegen.lower import Lowering, integer_attribute
 from minitriton.codegen.mma import (
-    Fragment,
     Mma,
     MmaKind,
     accumulator_registers,
@@ -153,7 +153,7 @@ def _fp8_native(
     accumulators: dict[tuple[int, ...], list[ir.Value]],
 ) -> None:
     """Tensor cores sum fp8 products with few bits; `max_imprecise` bounds such a chain."""
-    names = [_fp8_name(value.type.element_type) for value in op.operands[:2]]
+    names = [fp8_name(value.type.element_type) for value in op.operands[:2]]
     mma = mma_instruction(lowering, MmaKind(names[0], names[1], 32), lowering.f32)
     a = _packed(lowering, op.operands[0], [tile.a for tile in tiles])
     b = _packed(lowering, op.operands[1], [tile.b for tile in tiles])
@@ -175,7 +175,8 @@ def _fp8_native(
             ]
 
 
-def _fp8_name(element: ir.Type) -> str:
+def fp8_name(element: ir.Type) -> str:
+    """What PTX calls an fp8 type."""
     return "e5m2" if isinstance(element, ir.Float8E5M2Type) else "e4m3"
 
 
@@ -189,28 +190,21 @@ def _tf32(
     accumulators: dict[tuple[int, ...], list[ir.Value]],
 ) -> None:
     mma = mma_instruction(lowering, MmaKind("tf32", "tf32", 8), lowering.f32)
-    high: list[Words] = []
-    low: list[Words] = []
-    thrice = ir.StringAttr(op.attributes["input_precision"]).value == "tf32x3"
-    for operand, fragments in (
-        (op.operands[0], {tile.a for tile in tiles}),
-        (op.operands[1], {tile.b for tile in tiles}),
-    ):
-        rounded, rest = {}, {}
-        for registers in sorted(fragments):
-            values = _pick(lowering, operand, registers)
-            rounded[registers] = [to_tf32(lowering, value) for value in values]
-            if thrice:
-                rest[registers] = [
-                    _rest(lowering, value, word)
-                    for value, word in zip(values, rounded[registers], strict=True)
-                ]
-        high.append(rounded)
-        low.append(rest)
-    if thrice:
-        _add_corrections(lowering, mma, tiles, high, low, accumulators)
+    if ir.StringAttr(op.attributes["input_precision"]).value == "tf32x3":
+        _add_thrice(lowering, mma, op, tiles, accumulators)
+        return
+    words_a, words_b = (
+        {
+            registers: [to_tf32(lowering, value) for value in _pick(lowering, operand, registers)]
+            for registers in dict.fromkeys(fragments)
+        }
+        for operand, fragments in (
+            (op.operands[0], [tile.a for tile in tiles]),
+            (op.operands[1], [tile.b for tile in tiles]),
+        )
+    )
     for tile in tiles:
-        accumulators[tile.c] = mma(high[0][tile.a], high[1][tile.b], accumulators[tile.c])
+        accumulators[tile.c] = mma(words_a[tile.a], words_b[tile.b], accumulators[tile.c])
 
 
 def to_tf32(lowering: Lowering, value: ir.Value) -> ir.Value:
@@ -229,26 +223,72 @@ def _rest(lowering: Lowering, value: ir.Value, word: ir.Value) -> ir.Value:
     return to_tf32(lowering, lowering.binary("subf", value, rounded))
 
 
-def _add_corrections(
+def _add_thrice(
     lowering: Lowering,
     mma: Mma,
+    op: ir.Operation,
     tiles: Sequence[MmaTile],
-    high: Sequence[Words],
-    low: Sequence[Words],
     accumulators: dict[tuple[int, ...], list[ir.Value]],
 ) -> None:
-    """Adds low x high + high x low, unless infinities made that sum meaningless."""
+    """Adds low x high + high x low, unless infinities made that sum meaningless, and high x high.
+
+    Tensor cores truncate what they add up, always towards zero, so the large products of each
+    instruction are added in fp32 (Ootomo and Yokota, arXiv 2203.03341); the small ones can be one
+    sum. The accumulator gets the sum of more than two, which is more exact than one product after
+    another. Of operands and partial sums, the order keeps fewer in registers.
+    """
     zeros = [lowering.zero(lowering.f32)] * 4
     sums: dict[tuple[int, ...], list[ir.Value]] = {}
+
+    @functools.cache
+    def halves(operand: int, registers: tuple[int, ...]) -> tuple[list[ir.Value], list[ir.Value]]:
+        return _halves(lowering, op.operands[operand], registers)
+
+    def small(tile: MmaTile, start: list[ir.Value]) -> list[ir.Value]:
+        (high_a, low_a), (high_b, low_b) = halves(0, tile.a), halves(1, tile.b)
+        return mma(high_a, low_b, mma(low_a, high_b, start))
+
+    def add(total: list[ir.Value], part: list[ir.Value]) -> list[ir.Value]:
+        return [lowering.binary("addf", x, y) for x, y in zip(total, part, strict=True)]
+
+    def add_large(tile: MmaTile) -> None:
+        part = mma(halves(0, tile.a)[0], halves(1, tile.b)[0], zeros)
+        sums[tile.c] = add(sums[tile.c], part) if tile.c in sums else part
+
+    def finite(part: list[ir.Value]) -> list[ir.Value]:
+        return [_finite_or_zero(lowering, value) for value in part]
+
+    def finish(c: tuple[int, ...]) -> None:
+        accumulators[c] = add(accumulators[c], sums.pop(c))
+
+    if len(accumulators) ** 2 > len(tiles):  # more accumulators than steps
+        for c in list(accumulators):
+            steps = [tile for tile in tiles if tile.c == c]
+            sums[c] = finite(functools.reduce(lambda part, tile: small(tile, part), steps, zeros))
+            if len(steps) <= 2:
+                finish(c)
+                sums[c], accumulators[c] = accumulators[c], zeros
+            for tile in steps:
+                add_large(tile)
+            finish(c)
+        return
+    parts = dict.fromkeys(accumulators, zeros)
     for tile in tiles:
-        partial: Fragment = sums.get(tile.c, zeros)
-        partial = mma(low[0][tile.a], high[1][tile.b], list(partial))
-        sums[tile.c] = mma(high[0][tile.a], low[1][tile.b], partial)
-    for c, partial in sums.items():
-        accumulators[c] = [
-            lowering.binary("addf", total, _finite_or_zero(lowering, part))
-            for total, part in zip(accumulators[c], partial, strict=True)
-        ]
+        parts[tile.c] = small(tile, parts[tile.c])
+        add_large(tile)
+    for c, part in parts.items():
+        sums[c] = add(sums[c], finite(part))
+        finish(c)
+
+
+def _halves(
+    lowering: Lowering, operand: ir.Value, registers: Sequence[int]
+) -> tuple[list[ir.Value], list[ir.Value]]:
+    """f32 registers rounded to tf32, and what that lost."""
+    values = _pick(lowering, operand, registers)
+    words = [to_tf32(lowering, value) for value in values]
+    pairs = zip(values, words, strict=True)
+    return words, [_rest(lowering, value, word) for value, word in pairs]
 
 
 def _finite_or_zero(lowering: Lowering, value: ir.Value) -> ir.Value:

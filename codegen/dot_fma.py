@@ -29,11 +29,16 @@ def lower_dot_fma(lowering: Lowering, op: ir.Operation) -> None:
     multiply_add = _multiply_add(lowering, computed)
     places = [fma_operand_registers(c.layout, index, depth) for index in range(2)]
     registers = []
+    exact = isinstance(computed, ir.IntegerType)
+    zero = lowering.zero(computed)
     for register in range(len(c)):
-        total = _extended(lowering, c.registers[register], computed)
+        before = _extended(lowering, c.registers[register], computed)
         row, column = (place[register] for place in places)
+        total = before if exact else zero
         for k in range(depth):
             total = multiply_add(sides[0][row + k], sides[1][column + k], total)
+        if not exact:  # as a sum of its own: less is rounded than when all products go into one
+            total = lowering.binary("addf", before, total)
         if computed != result:
             total = lowering.op("arith.truncf", result, (total,))
         registers.append(total)

@@ -77,10 +77,32 @@ def _plain(lowering: Lowering, op: ir.Operation) -> None:
     name, builder = op.name, lowering.builder
     if name in _FUSED and lowering.options.enable_fp_fusion:
         attributes["fastmath"] = attribute("#arith.fastmath<contract>")
+    if name in _FUSED and element in (lowering.f16, lowering.bf16):
+        registers = [list(lowering.registers(v)) for v in op.operands]
+        if len(registers[0]) > 1:
+            _in_pairs(lowering, op, registers, attributes)
+            return
     types = [element]
     map_registers(
         lowering, op, lambda values: builder.create(name, types, values, attributes).results[0]
     )
+
+
+def _in_pairs(
+    lowering: Lowering,
+    op: ir.Operation,
+    operands: Sequence[Sequence[ir.Value]],
+    attributes: dict[str, ir.Attribute],
+) -> None:
+    """A 16-bit operation on registers 2i and 2i + 1 together, as they lie in memory. LLVM would
+    find pairs by itself, but in an order that costs two moves each."""
+    types = [ir.VectorType.get([2], operands[0][0].type)]
+    results: list[ir.Value] = []
+    for i in range(0, len(operands[0]), 2):
+        pairs = [lowering.pack(values[i : i + 2]) for values in operands]
+        created = lowering.builder.create(op.name, types, pairs, attributes)
+        results += lowering.unpack(created.results[0])
+    lowering.set_registers(op.results[0], results)
 
 
 def _names(op: ir.Operation) -> list[str]:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from minitriton.codegen.dot import fp8_name
 from minitriton.codegen.lower import Lowering, integer_attribute
 from minitriton.codegen.warp_ops import shuffle_word
 from minitriton.ir.diagnostics import InternalError
 from minitriton.ir.dialect import MemType
 from minitriton.ir.encoding import mem_layout
 from minitriton.ir.layouts import mma_tiles
-from minitriton.ir.matrix_descriptor import STEP_K, MatrixDescriptor, matrix_descriptor
+from minitriton.ir.matrix_descriptor import STEP_BYTES, MatrixDescriptor, matrix_descriptor
 from minitriton.ir.mlir import ir
 
 ROWS = 64  # of one instruction; it has all columns of the tile, 256 at most
@@ -26,11 +27,13 @@ ADDRESS_MASK = 0x3FFF0  # of shared memory, in whole 16 bytes
 class _Asm:
     """The text, operands and constraints of the instructions of one dot."""
 
-    def __init__(self, accumulators: Sequence[ir.Value]) -> None:
+    def __init__(self, accumulators: Sequence[ir.Value], *, fresh: bool) -> None:
         self.count = len(accumulators)
-        self.operands = list(accumulators)
-        self.constraints = ["=f"] * self.count + [str(index) for index in range(self.count)]
-        self.lines = [".reg .pred p;", "setp.eq.u32 p, 0, 0;", "wgmma.fence.sync.aligned;"]
+        self.operands = [] if fresh else list(accumulators)
+        self.constraints = ["=f"] * self.count
+        self.constraints += [str(index) for index in range(len(self.operands))]
+        self.lines = [".reg .pred p, q;", "setp.eq.u32 p, 0, 0;", "setp.ne.u32 q, 0, 0;"]
+        self.lines.append("wgmma.fence.sync.aligned;")
         self._numbers: dict[ir.Value, int] = {}
 
     def operand(self, value: ir.Value, letter: str) -> str:
@@ -49,25 +52,29 @@ def lower_warpgroup_dot(lowering: Lowering, op: ir.Operation) -> None:
     a, b, c = op.operands
     rows, columns = op.results[0].type.shape
     (warps, _) = ir.DenseI32ArrayAttr(op.attributes["mt.warps"])
-    element = MemType(b.type).tensor_type.element_type
+    kind = [_element_name(value.type) for value in (a, b)]
     right = _Operand(lowering, b, 1)
     left = _Operand(lowering, a, 0) if isinstance(a.type, MemType) else None
     words = {} if left else _register_words(lowering, a, (rows, columns, right.depth), warps)
-    asm = _Asm(lowering.registers(c))
-    name = f"wgmma.mma_async.sync.aligned.m64n{columns}k{STEP_K}.f32.{element}.{element}"
+    fresh = all(value == lowering.zero(lowering.f32) for value in lowering.registers(c))
+    asm = _Asm(lowering.registers(c), fresh=fresh)
+    step = STEP_BYTES // right.size
+    name = f"wgmma.mma_async.sync.aligned.m64n{columns}k{step}.f32.{kind[0]}.{kind[1]}"
     step_rows = 16 * warps  # the warpgroups lie along M, then the tile repeats
     registers = columns // 2
-    for k in range(0, right.depth, STEP_K):
+    for k in range(0, right.depth, step):
         second = asm.operand(right.at(0, k), "l")
+        scale = "q" if fresh and k == 0 else "p"
         for m in range(rows // step_rows):
             if left is not None:
                 first = asm.operand(left.at(m * step_rows, k), "l")
-                orders = f"{left.transposed}, {right.transposed}"
+                orders = f", {left.transposed}, {right.transposed}"
             else:
-                fragment = [asm.operand(word, "r") for word in words[m, k // STEP_K]]
-                first, orders = "{" + ", ".join(fragment) + "}", f"{right.transposed}"
+                fragment = [asm.operand(word, "r") for word in words[m, k // step]]
+                first, orders = "{" + ", ".join(fragment) + "}", f", {right.transposed}"
+            orders = orders if right.size == 2 else ""  # fp8 has only one
             sums = asm.accumulators(m * registers, registers)
-            asm.lines.append(f"{name} {sums}, {first}, {second}, p, 1, 1, {orders};")
+            asm.lines.append(f"{name} {sums}, {first}, {second}, {scale}, 1, 1{orders};")
     asm.lines.append("wgmma.commit_group.sync.aligned;")
     if "mt.in_flight" not in op.attributes:
         asm.lines.append("wgmma.wait_group.sync.aligned 0;")
@@ -84,7 +91,8 @@ class _Operand:
     """Descriptors of the sub-tiles of an operand in shared memory."""
 
     def __init__(self, lowering: Lowering, buffer: ir.Value, op_index: int) -> None:
-        found = matrix_descriptor(mem_layout(buffer.type), op_index)
+        self.size = MemType(buffer.type).tensor_type.element_type.width // 8
+        found = matrix_descriptor(mem_layout(buffer.type), op_index, self.size)
         if found is None:
             raise InternalError("codegen", f"wgmma cannot read {buffer.type}")
         self._lowering = lowering
@@ -109,6 +117,12 @@ class _Operand:
         return self._made[offset]
 
 
+def _element_name(type_: ir.Type) -> str:
+    tensor = MemType(type_).tensor_type if isinstance(type_, MemType) else type_
+    element = tensor.element_type
+    return fp8_name(element) if element.width == 8 else str(element)
+
+
 def _signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
@@ -125,13 +139,14 @@ def _register_words(
     lowering: Lowering, a: ir.Value, shape: tuple[int, int, int], warps: int
 ) -> dict[tuple[int, int], list[ir.Value]]:
     """For each (repetition along M, K step) the four words of A: those of mma.sync."""
-    source = lowering.registers(a)
+    source, bits = lowering.registers(a), a.type.element_type.width
     words: dict[tuple[int, int], list[ir.Value]] = {}
-    for tile in mma_tiles(shape, (warps, 1), 16):
+    for tile in mma_tiles(shape, (warps, 1), bits):
         if (tile.m, tile.k) not in words:
-            values = [source[register] for register in tile.a]
+            values, each = [source[register] for register in tile.a], 32 // bits
             words[tile.m, tile.k] = [
-                lowering.join_bits(values[i : i + 2], lowering.i32) for i in range(0, 8, 2)
+                lowering.join_bits(values[i : i + each], lowering.i32)
+                for i in range(0, 4 * each, each)
             ]
     return words
 

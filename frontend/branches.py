@@ -106,7 +106,11 @@ def if_flow(frame: Frame, node: ast.If, rest: Sequence[ast.stmt]) -> tuple[Flow,
     frame.mark(node.test)
     condition = require_condition(frame, test, "'if'")
     if not isinstance(condition, Tensor):
-        return frame.execute(node.body if condition else node.orelse), False
+        chosen = node.body if condition else node.orelse
+        if contains(chosen, (ast.Return, *_JUMPS)):
+            # the exit may stand in a run-time `if`, whose other side goes on with the rest
+            return frame.execute([*chosen, *rest]), True
+        return frame.execute(chosen), False
     bodies = [*node.body, *node.orelse]
     if contains(bodies, (ast.Return,)):
         return _returning(frame, node, condition, rest), True

@@ -1,4 +1,4 @@
-"""wgmma's view of a 16-bit operand tile in shared memory: the 64-bit matrix descriptor.
+"""wgmma's view of a 16-bit or fp8 operand tile in shared memory: the 64-bit matrix descriptor.
 
 A tile that wgmma can read is cut into panels of `span` bytes along its fastest dimension, swizzled
 by the same amount: exactly what `shared_tma` describes. Whether some layout is one of those is
@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from minitriton.ir.linear_layout import LinearLayout
 from minitriton.ir.shared_layouts import shared_tma
 
-ELEMENT_BYTES = 2
 ALIGNMENT = 1024
 """Buffers start at a multiple of the largest swizzle pattern: 8 rows of 128 bytes."""
-STEP_K = 16
-"""Depth of one instruction on 16-bit elements."""
+STEP_BYTES = 32
+"""Bytes of a row's or column's elements that one instruction takes."""
 _SWIZZLE_CODES = {128: 1, 64: 2, 32: 3}
 _UNIT = 16  # lengths in descriptors count 16 bytes
 
@@ -26,13 +25,15 @@ _UNIT = 16  # lengths in descriptors count 16 bytes
 class MatrixDescriptor:
     """An operand of `free` rows (M) or columns (N) and depth `depth`.
 
-    k_major: K is the fastest dimension. span: swizzle and panel width in bytes.
+    k_major: K is the fastest dimension, as fp8 must have it. span: swizzle and panel width in
+    bytes. size: bytes of an element, 1 or 2.
     """
 
     free: int
     depth: int
     k_major: bool
     span: int
+    size: int = 2
 
     @property
     def stride(self) -> int:
@@ -53,29 +54,32 @@ class MatrixDescriptor:
     def offset(self, free: int, depth: int) -> int:
         """Byte offset at which the sub-tile at (free, depth) starts: multiples of 8 and 16."""
         row, column = (free, depth) if self.k_major else (depth, free)
-        panel, inner = divmod(column * ELEMENT_BYTES, self.span)
+        panel, inner = divmod(column * self.size, self.span)
         rows = self.free if self.k_major else self.depth
         return (panel * rows + row) * self.span + inner
 
 
 @functools.lru_cache(maxsize=256)
-def matrix_descriptor(shared: LinearLayout, op_index: int) -> MatrixDescriptor | None:
-    """The descriptor of A ([M, K], op_index 0) or B ([K, N], 1); None if wgmma cannot read it."""
+def matrix_descriptor(
+    shared: LinearLayout, op_index: int, size: int = 2
+) -> MatrixDescriptor | None:
+    """The descriptor of A ([M, K], op_index 0) or B ([K, N], 1) with elements of `size` bytes; None
+    if wgmma cannot read it."""
     if shared.rank != 2:
         return None
     k = 1 - op_index
     free, depth = shared.shape[1 - k], shared.shape[k]
-    if depth < STEP_K or free < 8:
+    if depth * size < STEP_BYTES or free < 8:
         return None
-    for k_major in (True, False):
+    for k_major in (True, False) if size == 2 else (True,):
         order = (k, 1 - k) if k_major else (1 - k, k)
-        span = operand_span(shared.shape, order)
-        if span and shared == shared_tma(shared.shape, order, 8 * ELEMENT_BYTES, span):
-            return MatrixDescriptor(free, depth, k_major, span)
+        span = operand_span(shared.shape, order, size)
+        if span and shared == shared_tma(shared.shape, order, 8 * size, span):
+            return MatrixDescriptor(free, depth, k_major, span, size)
     return None
 
 
-def operand_span(shape: tuple[int, ...], order: tuple[int, ...]) -> int:
+def operand_span(shape: tuple[int, ...], order: tuple[int, ...], size: int = 2) -> int:
     """Bytes of the widest swizzle that a row along order[0] fills; 0 where it fills none."""
-    inner = shape[order[0]] * ELEMENT_BYTES
+    inner = shape[order[0]] * size
     return min(128, inner) if inner >= 32 else 0

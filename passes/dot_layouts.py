@@ -77,8 +77,9 @@ def _rows_first(shape: tuple[int, ...], num_warps: int) -> tuple[int, ...]:
 
 def _keeps_rows(op: ir.Operation) -> bool:
     """Whether rows of the result are reduced, or it becomes the left operand of another dot, or
-    the left operand comes from another dot: then a row should not be spread over warps."""
-    return _reaches_row_consumer(op) or _left_comes_from_dot(op)
+    the left operand comes from another dot or is put together in registers (unpacked weights):
+    then a row should not be spread over warps."""
+    return _reaches_row_consumer(op) or _left_comes_from_dot(op) or _left_is_joined(op)
 
 
 def _reaches_row_consumer(op: ir.Operation) -> bool:
@@ -99,6 +100,18 @@ def _reaches_row_consumer(op: ir.Operation) -> bool:
             elif is_elementwise(name) and user not in seen:
                 seen.add(user)
                 pending.append(user.results[0])
+    return False
+
+
+def _left_is_joined(op: ir.Operation) -> bool:
+    value = op.operands[0]
+    while not isinstance(value, ir.BlockArgument):
+        maker = value.owner.operation
+        if maker.name == "mt.join":
+            return True
+        if maker.name not in ("mt.reshape", "mt.trans", "arith.bitcast"):
+            return False
+        value = maker.operands[0]
     return False
 
 

@@ -43,6 +43,7 @@ from minitriton.passes.warpgroup_dots import available, operand_slots
 
 MIN_COPY_BYTES = 4  # cp.async moves 4, 8 or 16 bytes
 SHARED_RESERVE = 2048  # left for scratch inside the loop
+_UNPACKING = frozenset(("mt.join", "mt.reshape", "mt.trans", "mt.convert_layout"))
 
 
 def run(module: ir.Module, target: Target, options: PassOptions) -> None:
@@ -75,7 +76,9 @@ def _pipeline(
     feeding = [
         op
         for op in ops_of(loop.regions[0].blocks[0])
-        if op.name == "mt.load" and is_tile(op.results[0]) and _dot_operand(op) is not None
+        if op.name == "mt.load"
+        and is_tile(op.results[0])
+        and (_dot_operand(op) is not None or _is_unpacked(op))
     ]
     if not feeding or stages <= 1:
         return False
@@ -216,3 +219,23 @@ def _dot_operand(load: ir.Operation) -> int | None:
                 swaps = order[-2:] == [len(order) - 1, len(order) - 2]
                 pending.append((user.results[0], flipped ^ swaps))
     return None
+
+
+def _is_unpacked(load: ir.Operation) -> bool:
+    """Whether integers become a dot's operand through arithmetic and mt.join: packed weights."""
+    if not isinstance(element_of(load.results[0].type), ir.IntegerType):
+        return False
+    pending, seen = [(load.results[0], False)], set()
+    while pending:
+        value, joined = pending.pop()
+        for use in value.uses:
+            user = use.owner.operation
+            if user.name == "mt.dot":
+                if joined and use.operand_number < 2:
+                    return True
+            elif is_elementwise(user.name) or user.name in _UNPACKING:
+                following = (user.results[0], joined or user.name == "mt.join")
+                if following not in seen:
+                    seen.add(following)
+                    pending.append(following)
+    return False

@@ -18,7 +18,7 @@ from minitriton.ir.builder import Builder, i32_attr
 from minitriton.ir.dialect import element_of
 from minitriton.ir.encoding import mem_layout
 from minitriton.ir.linear_layout import LinearLayout
-from minitriton.ir.matrix_descriptor import matrix_descriptor, operand_span
+from minitriton.ir.matrix_descriptor import MatrixDescriptor, matrix_descriptor, operand_span
 from minitriton.ir.mlir import ir
 from minitriton.ir.target import Target
 from minitriton.passes.op_classes import DIVISIONS, WRITES_IN_LOOP, is_tile
@@ -38,6 +38,7 @@ from minitriton.passes.traversal import (
 
 GROUP_WARPS = 4
 WARP_ROWS = 16  # of the 64 that an instruction has
+OPERANDS = (ir.F16Type, ir.BF16Type, ir.Float8E4M3FNType, ir.Float8E5M2Type)
 MAX_ACCUMULATORS = 128  # registers per thread; with twice as many everything else is spilled
 
 
@@ -98,9 +99,11 @@ def operand_slots(
     slots, readers = {}, {}
     for load, order in loads:
         shape = tuple(load.results[0].type.shape)
-        span = operand_span(shape, tuple(order)) if len(shape) == 2 else 0
-        if span and isinstance(load.results[0].type.element_type, (ir.F16Type, ir.BF16Type)):
-            slots[load] = layouts.shared_tma(shape, order, 16, span)
+        element = load.results[0].type.element_type
+        size = element.width // 8 if isinstance(element, OPERANDS) else 0
+        span = operand_span(shape, tuple(order), size) if size and len(shape) == 2 else 0
+        if span:
+            slots[load] = layouts.shared_tma(shape, order, 8 * size, span)
             readers[load] = _readers(load.results[0], slots[load])
     qualified = {dot for found in readers.values() for dot, position in found if position == 1}
     return {
@@ -122,7 +125,7 @@ def _readers(value: Value, slot: LinearLayout) -> list[tuple[ir.Operation, int]]
                     position < 2
                     and _fits(dot)
                     and dot.block == user.block
-                    and matrix_descriptor(slot, position) is not None
+                    and _descriptor(user.results[0].type.element_type, slot, position)
                 ):
                     found.append((dot, position))
         elif user.name == "mt.trans" and all(
@@ -132,9 +135,13 @@ def _readers(value: Value, slot: LinearLayout) -> list[tuple[ir.Operation, int]]
     return found
 
 
+def _descriptor(element: ir.Type, slot: LinearLayout, op_index: int) -> MatrixDescriptor | None:
+    return matrix_descriptor(slot, op_index, element.width // 8)
+
+
 def _has_form(op: ir.Operation, warps: int) -> bool:
     """Whether a dot has the shape and types of a warpgroup_dot with `warps` warps along M."""
-    a, c = op.operands[0].type, op.results[0].type
+    a, b, c = op.operands[0].type, op.operands[1].type, op.results[0].type
     return (
         len(c.shape) == 2
         and warps % GROUP_WARPS == 0
@@ -142,8 +149,16 @@ def _has_form(op: ir.Operation, warps: int) -> bool:
         and c.shape[1] >= 8
         and prod(c.shape) <= MAX_ACCUMULATORS * 32 * warps
         and isinstance(c.element_type, ir.F32Type)
-        and isinstance(a.element_type, (ir.F16Type, ir.BF16Type))
+        and isinstance(a.element_type, OPERANDS)
+        and isinstance(b.element_type, OPERANDS)
+        and (a.element_type.width == 16 or _may_be_imprecise(op))
     )
+
+
+def _may_be_imprecise(op: ir.Operation) -> bool:
+    """Whether a dot allows all of its depth to be summed as Hopper sums fp8 products, with some 14
+    bits. It must say so: mma.sync, which multiplies them as fp16 there, is exact."""
+    return int_attribute(op, "max_imprecise", 0) >= op.operands[0].type.shape[-1]
 
 
 def _fits(op: ir.Operation) -> bool:
@@ -197,7 +212,7 @@ def _slot_behind(value: Value, op_index: int) -> Value | None:
     slot = load.operands[0]
     if "mt.alignment" not in buffer_of(slot).attributes:  # it was not laid out for wgmma
         return None
-    return slot if matrix_descriptor(mem_layout(slot.type), op_index) is not None else None
+    return slot if _descriptor(value.type.element_type, mem_layout(slot.type), op_index) else None
 
 
 def _is_running_sum(op: ir.Operation, body: ir.Block) -> bool:

@@ -246,15 +246,20 @@ class LatentMoE(nn.Module):
         self.w2 = nn.Parameter(torch.randn(c.experts, c.latent, c.expert_ff) / c.expert_ff**0.5)
         self.norm = nn.Parameter(torch.ones(c.latent))
         self.shared = DenseFF(c.width, c.shared_ff)
-        self.routing: Routing | None = None  # of the last call, for balancing
+        # of the last call, for balancing; without a graph: it would keep parameters' nodes alive,
+        # and these the stream of that call
+        self.logits: torch.Tensor | None = None
+        self.routing: Routing | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., width] to [..., width]."""
         c = self.config
         tokens = x.flatten(0, -2)
-        self.logits = linear(tokens.float(), self.router)
+        logits = linear(tokens.float(), self.router)
         tile_rows = expert_tile_rows(tokens.shape[0], c.topk, c.experts)
-        self.routing = moe_route(self.logits, self.bias, c.topk, tile_rows=tile_rows)
-        u = moe_experts(linear(tokens, self.latent_down), self.w13, self.w2, self.routing)
+        routing = moe_route(logits, self.bias, c.topk, tile_rows=tile_rows)
+        self.logits = logits.detach()
+        self.routing = routing._replace(weights=routing.weights.detach())
+        u = moe_experts(linear(tokens, self.latent_down), self.w13, self.w2, routing)
         routed = linear(rms_norm(u, self.norm), self.latent_up)
         return self.shared(x) + routed.view(x.shape)

@@ -80,7 +80,9 @@ def _dense(m: DenseFF, x: torch.Tensor) -> torch.Tensor:
 
 def _moe(m: LatentMoE, x: torch.Tensor) -> torch.Tensor:
     tokens = x.flatten(0, 1)
-    m.logits = tokens @ m.router.T
-    m.routing = routing = moe_route_reference(m.logits, m.bias, m.config.topk)
+    logits = tokens @ m.router.T
+    routing = moe_route_reference(logits, m.bias, m.config.topk)
+    m.logits = logits.detach()
+    m.routing = routing._replace(weights=routing.weights.detach())
     u = moe_experts_reference(tokens @ m.latent_down.T, m.w13, m.w2, routing)
     return _dense(m.shared, x) + (rms_norm_reference(u, m.norm) @ m.latent_up.T).view(x.shape)

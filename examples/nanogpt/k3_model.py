@@ -113,8 +113,8 @@ class K3(LanguageModel):
     def after_backward(self) -> None:
         """Counts, of every expert, by how much tokens missed or reached it."""
         for feed, counts in zip(self._routed(), self.counts, strict=True):
-            assert feed.routing is not None
-            scores = torch.sigmoid(feed.logits.detach())
+            assert feed.logits is not None and feed.routing is not None
+            scores = torch.sigmoid(feed.logits)
             quantile_histogram(scores, feed.routing.cutoff, feed.bias, counts)
 
     @torch.no_grad()

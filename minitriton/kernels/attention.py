@@ -24,6 +24,7 @@ from minitriton.kernels.attention_tiles import (
 )
 from minitriton.kernels.checks import KernelArgumentError
 from minitriton.kernels.operator import operator
+from minitriton.kernels.packing import bounds_on, count_sequences
 
 WIDEST = 256
 
@@ -44,12 +45,13 @@ def attention(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """softmax(scale q k^T) v per head; differentiable in q, k and v, also through lse.
 
-    q: [B, Tq, H, D], k: [B, Tk, H, D], v: [B, Tk, H, Dv], one dtype (fp32, bf16 or fp16), D and Dv
-    in 1..256; views of dense rows in whole groups of 16 bytes are read in place, others are
-    copied. causal: query i sees keys up to i + Tk - Tq (the last query sees all); a
-    query that sees none gives zeros and lse = -inf. scale: positive, default 1 / sqrt(D). The
-    result is [B, Tq, H, Dv], contiguous, in the dtype of q or in `out_dtype`; with return_lse also
-    lse [B, H, Tq] in fp32, natural logarithm.
+    q: [B, Tq, H, D], k: [B, Tk, Hk, D], v: [B, Tk, Hk, Dv], one dtype (fp32, bf16 or fp16), D and
+    Dv in 1..256; Hk divides H, and H / Hk neighbouring heads of q share one of k and v (GQA). Views
+    of dense rows in whole groups of 16 bytes are read in place, others are copied. causal: query i
+    sees keys up to i + Tk - Tq (the last query sees all); a query that sees none gives zeros and
+    lse = -inf. scale: positive, default 1 / sqrt(D). The result is [B, Tq, H, Dv], contiguous, in
+    the dtype of q or in `out_dtype`; with return_lse also lse [B, H, Tq] in fp32, natural
+    logarithm.
 
     dropout: probability in [0, 1) that an entry of softmax counts as zero; the others grow by
     1 / (1 - dropout). It needs seed: an int, or an int64 tensor of one element on the device of q,
@@ -87,6 +89,8 @@ def attention_reference(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(out, lse) of `attention` in plain torch, in the dtype of its arguments."""
     width = q.shape[3] ** -0.5 if scale is None else scale
+    if k.shape[2] != q.shape[2]:
+        k, v = (x.repeat_interleave(q.shape[2] // k.shape[2], 2) for x in (k, v))
     if cu_seqlens is None:
         mask = None
         if dropout:
@@ -144,8 +148,11 @@ def check_settings(
         raise KernelArgumentError(
             f"argument 'out_dtype': {out_dtype!r}; it must be torch.float32, bfloat16 or float16"
         )
+    count_sequences(cu_seqlens, q)
+    if isinstance(cu_seqlens, torch.Tensor):
+        cu_seqlens = bounds_on(q.device, cu_seqlens, q.shape[1]).to(torch.int32)
     return {
-        "cu_seqlens": _check_sequences(cu_seqlens, q),
+        "cu_seqlens": cu_seqlens,
         "seed": _check_seed(seed, dropout, q.device),
         "scale": q.shape[3] ** -0.5 if scale is None else checks.positive("scale", scale),
         "dropout": dropout,
@@ -203,8 +210,12 @@ def check_q(q: object) -> torch.Tensor:
 def _check_qkv(q: object, k: object, v: object) -> None:
     query = check_q(q)
     batch, _, heads, width = query.shape
-    key = check_shape("k", k, (batch, None, heads, width), query)
-    value = check_shape("v", v, (batch, key.shape[1], heads, None), query)
+    key = check_shape("k", k, (batch, None, None, width), query)
+    if key.shape[2] != heads and (key.shape[2] == 0 or heads % key.shape[2]):
+        raise KernelArgumentError(
+            f"argument 'k': {key.shape[2]} heads do not divide the {heads} of 'q'"
+        )
+    value = check_shape("v", v, (batch, key.shape[1], key.shape[2], None), query)
     check_width("v", value.shape[3])
 
 
@@ -223,35 +234,6 @@ def _check_seed(seed: object, dropout: float, device: torch.device) -> torch.Ten
             f"argument 'seed': {seed!r}; dropout needs an int in 0 .. 2^63 - 1 or an int64 tensor"
         )
     return torch.full((1,), seed, dtype=torch.int64, device=device)
-
-
-def _check_sequences(value: object, q: torch.Tensor) -> torch.Tensor | None:
-    if value is None:
-        return None
-    if not isinstance(value, torch.Tensor) or value.dtype not in (torch.int32, torch.int64):
-        got = value.dtype if isinstance(value, torch.Tensor) else type(value).__name__
-        raise KernelArgumentError(
-            f"argument 'cu_seqlens': expected an int32 or int64 tensor, got {got}"
-        )
-    if value.dim() != 1 or value.shape[0] < 2:
-        raise KernelArgumentError(
-            f"argument 'cu_seqlens': shape {tuple(value.shape)}; it must be [N + 1], N >= 1"
-        )
-    if q.shape[0] != 1:
-        raise KernelArgumentError(
-            f"argument 'cu_seqlens': packed sequences need a batch of 1; 'q' has {q.shape[0]}"
-        )
-    if value.device not in (q.device, torch.device("cpu")):
-        raise KernelArgumentError(
-            f"argument 'cu_seqlens': on {value.device}; it must be on {q.device} or the CPU"
-        )
-    if value.device.type == "cpu" and not torch.compiler.is_compiling():
-        ends = value.tolist()
-        if ends[0] != 0 or ends[-1] != q.shape[1] or sorted(ends) != ends:
-            raise KernelArgumentError(
-                f"argument 'cu_seqlens': must rise from 0 to {q.shape[1]}, got {ends}"
-            )
-    return value.to(device=q.device, dtype=torch.int32)
 
 
 @operator("attention")

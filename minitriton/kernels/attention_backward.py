@@ -32,6 +32,7 @@ from minitriton.kernels.attention_tiles import (
     tiles_of,
     visible_keys,
 )
+from minitriton.kernels.gemm import sum_partials
 
 PREPARED_ROWS = 32
 Tile = tuple[int, int, int, int]
@@ -128,10 +129,11 @@ def _over_queries(
 def _dkdv_kernel(
     q_ptr, k_ptr, rest_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, drest_ptr, dv_ptr, cu_ptr,
     seed_ptr, q_batch, q_token, q_head, k_batch, k_token, k_head, rest_batch, rest_token,
-    rest_head, v_batch, v_token, v_head, do_batch, do_token, do_head, tokens, keys, heads,
+    rest_head, v_batch, v_token, v_head, do_batch, do_token, do_head, tokens, keys, heads, share,
     sequences, threshold: tl.uint32, scale, kept_scale, group, C: tl.constexpr,
 ):  # fmt: skip
-    """dk, dv of BLOCK_N keys for `group` heads; what they share is summed over those heads."""
+    """dk, dv of BLOCK_N keys for `group` heads of q; what these share is summed over them: the
+    channels of k from HEAD on, or, if GROUPED, all (`group` is `share` then)."""
     key_tokens, batches = keys, tl.num_programs(2)
     batch, sequence, first, begin, queries, keys = locate(
         tl.program_id(0), cu_ptr, sequences, tokens, keys, C.BLOCK_N, C.PACKED
@@ -147,41 +149,63 @@ def _dkdv_kernel(
     seed = tl.load(seed_ptr) if C.DROPOUT else 0
     REST: tl.constexpr = C.REST if C.REST > 0 else 16
     dk2 = tl.zeros([C.BLOCK_N, REST], tl.float32)
-    to = tl.cast(batch * key_tokens + begin, tl.int64)
-    first_head = tl.program_id(1) * group
-    for head in tl.range(first_head, tl.minimum(heads, first_head + group)):
-        q = at_head(q_ptr, q_batch, q_token, q_head, batch, begin, head, C.ALIGN)
-        k = at_head(k_ptr, k_batch, k_token, k_head, batch, begin, head, C.ALIGN)
-        v = at_head(v_ptr, v_batch, v_token, v_head, batch, begin, head, C.ALIGN)
-        do = at_head(do_ptr, do_batch, do_token, do_head, batch, begin, head, C.ALIGN)
-        rest = at_head(rest_ptr, rest_batch, rest_token, rest_head, batch, begin, head, C.ALIGN)
-        at = (batch * heads + head).to(tl.int64) * tokens + begin
+    if C.GROUPED:
         dk1 = tl.zeros([C.BLOCK_N, C.TILE], tl.float32)
         dv = tl.zeros([C.BLOCK_N, C.V_TILE], tl.float32)
-        if not C.SHARED:
-            dk2 = tl.zeros([C.BLOCK_N, REST], tl.float32)
+    to = tl.cast(batch * key_tokens + begin, tl.int64)
+    row = to * (heads // share * C.APART)
+    first_head = tl.program_id(1) * group
+    for head in tl.range(first_head, tl.minimum(heads, first_head + group)):
+        own = head // share
+        q = at_head(q_ptr, q_batch, q_token, q_head, batch, begin, head, C.ALIGN)
+        k = at_head(k_ptr, k_batch, k_token, k_head, batch, begin, own, C.ALIGN)
+        v = at_head(v_ptr, v_batch, v_token, v_head, batch, begin, own, C.ALIGN)
+        do = at_head(do_ptr, do_batch, do_token, do_head, batch, begin, head, C.ALIGN)
+        rest = at_head(rest_ptr, rest_batch, rest_token, rest_head, batch, begin, own, C.ALIGN)
+        at = (batch * heads + head).to(tl.int64) * tokens + begin
+        if not C.GROUPED:
+            dk1 = tl.zeros([C.BLOCK_N, C.TILE], tl.float32)
+            dv = tl.zeros([C.BLOCK_N, C.V_TILE], tl.float32)
+            if not C.SHARED:
+                dk2 = tl.zeros([C.BLOCK_N, REST], tl.float32)
         dk1, dk2, dv = _over_queries(
             dk1, dk2, dv, q, k, rest, v, do, lse_ptr + at, delta_ptr + at, q_token, k_token,
             rest_token, v_token, do_token, low, first, queries, keys, scale, kept_scale, seed,
             sequence * heads + head, threshold, C,
         )  # fmt: skip
-        C_K: tl.constexpr = C.HEAD if C.SHARED else C.QK
-        row_heads = heads * C.APART
-        dk = dk_ptr + (to * row_heads + head) * C_K
-        dk1 *= scale / LOG2E
-        store_tile(dk, row_heads * C_K, first, keys, dk1, C.BLOCK_N, C.HEAD, C.TILE)
-        if C.REST > 0 and not C.SHARED:
-            store_tile(
-                dk + C.HEAD, row_heads * C_K, first, keys, dk2 * (scale / LOG2E), C.BLOCK_N,
-                C.QK - C.HEAD, REST,
-            )  # fmt: skip
-        dv_at = dv_ptr + (to * row_heads + head) * C.V
-        store_tile(dv_at, row_heads * C.V, first, keys, dv * kept_scale, C.BLOCK_N, C.V, C.V_TILE)
+        if not C.GROUPED:
+            _store_dkdv(
+                dk1, dk2, dv, dk_ptr, dv_ptr, row, head, heads, first, keys, scale, kept_scale, C
+            )
+    if C.GROUPED:
+        _store_dkdv(
+            dk1, dk2, dv, dk_ptr, dv_ptr, row, tl.program_id(1), heads // share, first, keys,
+            scale, kept_scale, C,
+        )  # fmt: skip
     if C.SHARED:
         to += tl.program_id(1).to(tl.int64) * batches * key_tokens
         width: tl.constexpr = C.QK - C.HEAD
         drest = dk2 * (scale / LOG2E)
         store_tile(drest_ptr + to * width, width, first, keys, drest, C.BLOCK_N, width, REST)
+
+
+@triton.jit
+def _store_dkdv(
+    dk1, dk2, dv, dk_ptr, dv_ptr, row, head, heads, first, keys, scale, kept_scale, C: tl.constexpr
+):
+    """Writes dk and dv of one head, of `heads`; `row`: rows in front of the sequence."""
+    WIDTH: tl.constexpr = C.HEAD if C.SHARED else C.QK
+    stride = heads * C.APART
+    dk = dk_ptr + (row + head) * WIDTH
+    dk1 *= scale / LOG2E
+    store_tile(dk, stride * WIDTH, first, keys, dk1, C.BLOCK_N, C.HEAD, C.TILE)
+    if C.REST > 0 and not C.SHARED:
+        dk2 *= scale / LOG2E
+        store_tile(
+            dk + C.HEAD, stride * WIDTH, first, keys, dk2, C.BLOCK_N, C.QK - C.HEAD, C.REST
+        )  # fmt: skip
+    dv_at = dv_ptr + (row + head) * C.V
+    store_tile(dv_at, stride * C.V, first, keys, dv * kept_scale, C.BLOCK_N, C.V, C.V_TILE)
 
 
 @triton.jit
@@ -228,7 +252,7 @@ def _over_keys(
 def _dq_kernel(
     q_ptr, k_ptr, rest_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, cu_ptr, seed_ptr, q_batch,
     q_token, q_head, k_batch, k_token, k_head, rest_batch, rest_token, rest_head, v_batch,
-    v_token, v_head, do_batch, do_token, do_head, tokens, keys, heads, sequences,
+    v_token, v_head, do_batch, do_token, do_head, tokens, keys, heads, share, sequences,
     threshold: tl.uint32, scale, kept_scale, C: tl.constexpr,
 ):  # fmt: skip
     """dq of BLOCK_M queries of one head."""
@@ -239,9 +263,10 @@ def _dq_kernel(
     if first >= queries:
         return
     q_ptr = at_head(q_ptr, q_batch, q_token, q_head, batch, begin, head, C.ALIGN)
-    k_ptr = at_head(k_ptr, k_batch, k_token, k_head, batch, begin, head, C.ALIGN)
-    rest_ptr = at_head(rest_ptr, rest_batch, rest_token, rest_head, batch, begin, head, C.ALIGN)
-    v_ptr = at_head(v_ptr, v_batch, v_token, v_head, batch, begin, head, C.ALIGN)
+    own = head // share
+    k_ptr = at_head(k_ptr, k_batch, k_token, k_head, batch, begin, own, C.ALIGN)
+    rest_ptr = at_head(rest_ptr, rest_batch, rest_token, rest_head, batch, begin, own, C.ALIGN)
+    v_ptr = at_head(v_ptr, v_batch, v_token, v_head, batch, begin, own, C.ALIGN)
     do_ptr = at_head(do_ptr, do_batch, do_token, do_head, batch, begin, head, C.ALIGN)
     q_token, k_token = tl.multiple_of(q_token, C.ALIGN), tl.multiple_of(k_token, C.ALIGN)
     rest_token = tl.multiple_of(rest_token, C.ALIGN)
@@ -297,11 +322,12 @@ def backward(
     """Fills dq, dk, dv, contiguous or with tokens plan.APART times as far from each other; drest
     [B, T, R], what the heads share, if plan.SHARED."""
     (block_m, block_n, warps, stages), dq_tile = _tiles(plan, call.q.element_size())
-    plan = dataclasses.replace(plan, BLOCK_M=block_m, BLOCK_N=block_n, GATED=False)
+    grouped = call.share > 1
+    plan = dataclasses.replace(plan, BLOCK_M=block_m, BLOCK_N=block_n, GATED=False, GROUPED=grouped)
     batch, tokens, heads, _ = call.q.shape
     key_tiles = tiles_of(call.k.shape[1], block_n, call.cu_seqlens)
     groups = min(heads, triton.cdiv(SHARED_PROGRAMS, key_tiles * batch)) if plan.SHARED else heads
-    group = triton.cdiv(heads, groups)
+    group = call.share if grouped else triton.cdiv(heads, groups)
     partial = drest
     if plan.SHARED:
         shape = (triton.cdiv(heads, group), *drest.shape)
@@ -312,13 +338,13 @@ def backward(
         *strides, *call.numbers(), group, C=plan, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     block_m, block_n, warps, stages = dq_tile
-    plan = dataclasses.replace(plan, BLOCK_M=block_m, BLOCK_N=block_n)
+    plan = dataclasses.replace(plan, BLOCK_M=block_m, BLOCK_N=block_n, GROUPED=False)
     _dq_kernel[tiles_of(tokens, block_m, call.cu_seqlens), heads, batch](
         call.q, call.k, call.rest, call.v, dout, lse, delta, dq, *call.lists(), *strides,
         *call.numbers(), C=plan, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     if plan.SHARED:
-        drest.copy_(partial.sum(0))
+        sum_partials(partial, drest)
 
 
 def _tiles(plan: Plan, element_size: int) -> tuple[Tile, Tile]:
@@ -327,7 +353,7 @@ def _tiles(plan: Plan, element_size: int) -> tuple[Tile, Tile]:
     widest = max(plan.TILE + plan.REST, plan.V_TILE)
     if element_size == 4:
         if widest <= 64:
-            return (32, 32, 8, 2), (32, 32, 8, 2)
+            return (32, 16 if plan.QK % 64 else 32, 8, 2), (32, 32, 8, 2)
         return ((16, 32, 8, 2) if widest <= 128 else (16, 16, 8, 2),) * 2
     if widest <= 64:
         return (64, 64, 8, 2), (64, 64, 8, 2)

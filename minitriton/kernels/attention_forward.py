@@ -78,7 +78,7 @@ def _walk(
 def _forward_kernel(
     q_ptr, k_ptr, rest_ptr, v_ptr, gate_ptr, out_ptr, lse_ptr, cu_ptr, seed_ptr, q_batch, q_token,
     q_head, k_batch, k_token, k_head, rest_batch, rest_token, rest_head, v_batch, v_token, v_head,
-    g_batch, g_token, g_head, tokens, keys, heads, sequences, threshold: tl.uint32, scale,
+    g_batch, g_token, g_head, tokens, keys, heads, share, sequences, threshold: tl.uint32, scale,
     kept_scale, C: tl.constexpr,
 ):  # fmt: skip
     tile = tl.num_programs(0) - 1 - tl.program_id(0)  # with a causal mask the longest come first
@@ -89,9 +89,10 @@ def _forward_kernel(
     if first >= queries:
         return
     q_ptr = at_head(q_ptr, q_batch, q_token, q_head, batch, begin, head, C.ALIGN)
-    k_ptr = at_head(k_ptr, k_batch, k_token, k_head, batch, begin, head, C.ALIGN)
-    rest_ptr = at_head(rest_ptr, rest_batch, rest_token, rest_head, batch, begin, head, C.ALIGN)
-    v_ptr = at_head(v_ptr, v_batch, v_token, v_head, batch, begin, head, C.ALIGN)
+    own = head // share
+    k_ptr = at_head(k_ptr, k_batch, k_token, k_head, batch, begin, own, C.ALIGN)
+    rest_ptr = at_head(rest_ptr, rest_batch, rest_token, rest_head, batch, begin, own, C.ALIGN)
+    v_ptr = at_head(v_ptr, v_batch, v_token, v_head, batch, begin, own, C.ALIGN)
     q_token = tl.multiple_of(q_token, C.ALIGN)
     k_token = tl.multiple_of(k_token, C.ALIGN)
     rest_token = tl.multiple_of(rest_token, C.ALIGN)

@@ -25,7 +25,7 @@ LOG2E = tl.constexpr(1.4426950408889634)
 PRECISIONS = ("tf32", "tf32x3", "ieee")
 UNSPECIALIZED = (  # their values change no code
     "q_batch", "q_token", "q_head", "k_batch", "k_token", "k_head", "rest_batch", "rest_token",
-    "rest_head", "v_batch", "v_token", "v_head", "tokens", "keys", "heads", "sequences",
+    "rest_head", "v_batch", "v_token", "v_head", "tokens", "keys", "heads", "share", "sequences",
     "threshold",
 )  # fmt: skip
 
@@ -136,6 +136,7 @@ class Plan:
     PACKED: bool
     GATED: bool
     SHARED: bool  # the channels of k from HEAD on belong to all heads
+    GROUPED: bool  # heads of q share k and v; only the kernel for dk and dv needs to know
     DROPOUT: bool
     PRECISION: str
     ALIGN: int  # elements in 16 bytes: divides all strides
@@ -212,8 +213,8 @@ def aligned(x: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Operands:
-    """What all kernels read. q, k, v: [B, T, H, D], `aligned`, not empty; rest: the channels of k
-    from plan.HEAD on, seen as [B, T, H, ..], k itself where there are none."""
+    """What all kernels read. q: [B, T, H, D], k, v: [B, T, H / share, D], `aligned`, not empty;
+    rest: the channels of k from plan.HEAD on, seen alike, k itself where there are none."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -225,6 +226,11 @@ class Operands:
     scale: float
     dropout: float
 
+    @property
+    def share(self) -> int:
+        """Heads of q to a head of k and v."""
+        return self.q.shape[2] // self.k.shape[2]
+
     def plan(self, causal: bool, shared: bool, precision: str) -> Plan:
         sizes = channel_tiles(self.q.shape[3], self.v.shape[3], self.q.element_size())
         if shared:
@@ -232,8 +238,8 @@ class Operands:
             sizes.update(HEAD=head, TILE=channel_tile(head), REST=channel_tile(rest))
         return Plan(
             **sizes, CAUSAL=causal, GATED=self.gate is not None,
-            PACKED=self.cu_seqlens is not None, SHARED=shared, DROPOUT=self.dropout > 0,
-            PRECISION=precision, ALIGN=16 // self.q.element_size(),
+            PACKED=self.cu_seqlens is not None, SHARED=shared, GROUPED=False,
+            DROPOUT=self.dropout > 0, PRECISION=precision, ALIGN=16 // self.q.element_size(),
         )  # fmt: skip
 
     def lists(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -249,7 +255,7 @@ class Operands:
         """The kernels' parameters from `tokens` to `kept_scale`."""
         sequences = 0 if self.cu_seqlens is None else self.cu_seqlens.shape[0] - 1
         return (
-            self.q.shape[1], self.k.shape[1], self.q.shape[2], sequences,
+            self.q.shape[1], self.k.shape[1], self.q.shape[2], self.share, sequences,
             threshold_of(self.dropout), self.scale * LOG2E.value, 1 / (1 - self.dropout),
         )  # fmt: skip
 

@@ -20,7 +20,12 @@ import torch
 
 import minitriton as triton
 from minitriton.kernels import checks
-from minitriton.kernels.attn_res_kernels import backward_kernel, forward_kernel
+from minitriton.kernels.attn_res_kernels import (
+    backward_kernel,
+    forward_kernel,
+    parameters_kernel,
+    query_kernel,
+)
 from minitriton.kernels.checks import KernelArgumentError
 from minitriton.kernels.operator import operator
 from minitriton.kernels.rows import rows_of
@@ -189,6 +194,16 @@ def shape_of_program(values: torch.Tensor, light: bool) -> dict[str, int]:
     return {"BLOCK": block, "num_warps": max(1, block // 512)}
 
 
+def effective_query(query: torch.Tensor, weight: torch.Tensor, split: bool) -> torch.Tensor:
+    """query * weight in fp32, or with `split` as two bf16 parts, [2, ...]; both contiguous."""
+    shape = (2, *query.shape) if split else query.shape
+    u = query.new_empty(shape, dtype=torch.bfloat16 if split else torch.float32)
+    query_kernel[(triton.cdiv(query.numel(), 1024),)](
+        query, weight, u, query.numel(), SPLIT=split, BLOCK=1024
+    )
+    return u
+
+
 @operator("attn_res")
 def _mix_op(
     sources: Sequence[torch.Tensor], query: torch.Tensor, norm_weight: torch.Tensor,
@@ -242,7 +257,8 @@ def _mix_backward_op(
     light = grad_sum is None and grad_mixed is None and out_weight is None
     options = shape_of_program(dsources, light)
     programs = min(tokens, max(1, PARTIALS // options["BLOCK"]))
-    u = query.float() * norm_weight.float()
+    query, norm_weight = query.contiguous(), norm_weight.contiguous()
+    u = effective_query(query, norm_weight, False)
     partial = u.new_empty(1 if out_weight is None else 2, programs, columns)
     height = max(32, triton.next_power_of_2(bank.count + 1))
     slopes = u.new_empty(programs, 3, height)
@@ -256,15 +272,11 @@ def _mix_backward_op(
         SUM=grad_sum is not None, MIXED=grad_mixed is not None, NORM=out_weight is not None,
         SOURCES=height, **options,
     )  # fmt: skip
-    sums = partial.sum(1)
-    if out_weight is not None:
-        dout_weight.copy_(sums[1])
-    return (
-        dsources,
-        dquery.copy_(sums[0] * norm_weight),
-        dweight.copy_(sums[0] * query),
-        dout_weight,
-    )
+    parameters_kernel[(triton.cdiv(columns, 32),)](
+        partial, query, norm_weight, dquery, dweight, dout_weight, programs, columns,
+        NORM=out_weight is not None, DEPTH=32, BLOCK=32,
+    )  # fmt: skip
+    return dsources, dquery, dweight, dout_weight
 
 
 def _empty_gradients(

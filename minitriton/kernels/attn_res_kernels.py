@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import minitriton as triton
 import minitriton.language as tl
+from minitriton.kernels.gemm import sum_parts
 
 SLACK: tl.constexpr = 16.0  # how far a logit may exceed the softmax's reference; e^16 fits fp32
 
@@ -22,6 +23,21 @@ def pick(pointers, i):
     for j in tl.static_range(1, len(pointers)):
         chosen = tl.where(i == j, pointers[j], chosen)
     return chosen
+
+
+@triton.jit
+def query_kernel(query_ptr, weight_ptr, u_ptr, size, SPLIT: tl.constexpr, BLOCK: tl.constexpr):
+    """u = query * norm_weight, fp32 or in two bf16 parts, `size` elements each."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < size
+    u = tl.load(query_ptr + at, mask=mask, other=0.0).to(tl.float32)
+    u *= tl.load(weight_ptr + at, mask=mask, other=0.0).to(tl.float32)
+    if SPLIT:
+        high = u.to(tl.bfloat16)
+        tl.store(u_ptr + at, high, mask=mask)
+        tl.store(u_ptr + size + at, (u - high.to(tl.float32)).to(tl.bfloat16), mask=mask)
+    else:
+        tl.store(u_ptr + at, u, mask=mask)
 
 
 @triton.jit
@@ -224,3 +240,22 @@ def backward_kernel(
             dv += more.to(tl.float32)
         tl.store(to + bank * stride + at, dv.to(dsources_ptr.dtype.element_ty), mask=mask)
     tl.store(du_ptr + partial + at, du, mask=mask)
+
+
+@triton.jit(do_not_specialize=["programs"])
+def parameters_kernel(
+    partial_ptr, query_ptr, weight_ptr, dquery_ptr, dweight_ptr, dout_weight_ptr, programs, columns,
+    NORM: tl.constexpr, DEPTH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Gradients of query and norm_weight, and of out_weight if NORM, from the programs' shares."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < columns
+    du = sum_parts(partial_ptr, columns, programs, at, mask, DEPTH)
+    dquery = du * tl.load(weight_ptr + at, mask=mask, other=0.0).to(tl.float32)
+    tl.store(dquery_ptr + at, dquery.to(dquery_ptr.dtype.element_ty), mask=mask)
+    dweight = du * tl.load(query_ptr + at, mask=mask, other=0.0).to(tl.float32)
+    tl.store(dweight_ptr + at, dweight.to(dweight_ptr.dtype.element_ty), mask=mask)
+    if NORM:
+        partial_ptr += programs.to(tl.int64) * columns
+        total = sum_parts(partial_ptr, columns, programs, at, mask, DEPTH)
+        tl.store(dout_weight_ptr + at, total.to(dout_weight_ptr.dtype.element_ty), mask=mask)

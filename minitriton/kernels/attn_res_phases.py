@@ -8,8 +8,12 @@ Phase 1 answers Q queries against the bank together: (m, l, acc) of query q and 
 Phase 2 adds the partial sum, one more source, by online softmax when its turn comes. Source: Kimi
 K3 technical report, section 5.4.2. A read then moves 3 rows per token instead of L + 1. Phase 1 is
 two launches on tensor cores: logits of a tile of rows for all queries (split along d where there
-are few rows), and the weighted sums. Weights and queries are split in two bf16 parts where the bank
-is bf16, products are tf32x3 otherwise, so that only acc is rounded.
+are few rows), and the weighted sums. Both go over the bank, the second from its last token
+backwards, so that what L2 holds (50 MB of an H200: 430 tokens of K3 at L = 8) is read from memory
+once. One launch that keeps its tokens' rows on chip would lose more: it has room for one or two
+tokens, and the Q queries, three times as large as a token's L rows, would pass through L2 for each.
+Weights and queries are split in two bf16 parts where the bank is bf16, products are tf32x3
+otherwise, so that only acc is rounded.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ from minitriton.kernels import checks
 from minitriton.kernels.attn_res import (
     LONGEST,
     check_list,
+    effective_query,
     results,
     shape_of_program,
     table,
@@ -39,14 +44,14 @@ WIDTH = 128  # elements of d that a program of the weighted sums holds at a time
 ENOUGH = 264  # programs that fill any GPU
 
 
-@triton.jit(do_not_specialize=["bank", "tokens", "steps", "queries"])
+@triton.jit(do_not_specialize=["bank", "tokens", "parts", "steps", "queries"])
 def _logits_kernel(
-    bank_ptrs, u_ptr, logits_ptr, squares_ptr, token_stride, bank, tokens, columns, steps, queries,
-    SPLIT: tl.constexpr, QUERIES: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
+    bank_ptrs, u_ptr, logits_ptr, squares_ptr, token_stride, bank, tokens, columns, parts, steps,
+    queries, SPLIT: tl.constexpr, QUERIES: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Dot products with all queries, and sums of squares, over `steps` chunks of rows."""
-    source, part = tl.program_id(1), tl.program_id(2)
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    source, part = tl.program_id(0) % bank, tl.program_id(0) // bank % parts
+    row = tl.program_id(0) // (bank * parts) * ROWS + tl.arange(0, ROWS)
     query = tl.arange(0, QUERIES)
     row_ptr = pick(bank_ptrs, source) + row.to(tl.int64)[:, None] * token_stride
     u_row = u_ptr + query.to(tl.int64)[None, :] * columns
@@ -79,7 +84,7 @@ def _sums_kernel(
     SPLIT: tl.constexpr, QUERIES: tl.constexpr, SOURCES: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """One token, all queries, every num_programs(1)-th piece of a row."""
-    token = tl.program_id(0).to(tl.int64)
+    token = (tokens - 1 - tl.program_id(0)).to(tl.int64)  # what was read last is still in L2
     query = tl.arange(0, QUERIES)
     source = tl.arange(0, SOURCES)
     logits = tl.zeros([QUERIES, SOURCES], tl.float32)
@@ -229,10 +234,7 @@ def _phase1_op(
     pointers, stride = table([rows_of(x) for x in bank])
     tokens, columns = pointers[0].shape
     count, split = queries.shape[0], acc.dtype == torch.bfloat16
-    u = queries.float() * norm_weights.float()
-    if split:
-        high = u.bfloat16()
-        u = torch.stack((high, (u - high.float()).bfloat16()))
+    u = effective_query(queries.contiguous(), norm_weights.contiguous(), split)
     tiles = triton.cdiv(tokens, ROWS)
     chunk = 64 if split else 32
     steps = triton.cdiv(columns * tiles * len(bank), chunk * ENOUGH)  # chunks of a program
@@ -240,9 +242,9 @@ def _phase1_op(
     logits = u.new_empty(parts, len(bank), tokens, count, dtype=torch.float32)
     squares = u.new_empty(parts, len(bank), tokens, dtype=torch.float32)
     width = {"SPLIT": split, "QUERIES": max(16, triton.next_power_of_2(count))}
-    _logits_kernel[(tiles, len(bank), parts)](
-        pointers, u, logits, squares, stride, len(bank), tokens, columns, steps, count, **width,
-        ROWS=ROWS, CHUNK=chunk, num_warps=4,
+    _logits_kernel[(tiles * parts * len(bank),)](
+        pointers, u, logits, squares, stride, len(bank), tokens, columns, parts, steps, count,
+        **width, ROWS=ROWS, CHUNK=chunk, num_warps=4,
     )  # fmt: skip
     pieces = min(triton.cdiv(columns, WIDTH), max(1, 4 * ENOUGH // tokens))
     _sums_kernel[(tokens, pieces)](

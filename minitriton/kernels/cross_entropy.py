@@ -1,13 +1,12 @@
 """Mean cross-entropy of logits, forward and backward, without storing probabilities.
 
-    peak_i = max_j x_ij    l_i = log sum_j exp(x_ij - peak_i)
-    loss  = mean over rows that count of (peak_i - x_i,target) + l_i
-    dx_ij = (exp(x_ij - peak_i - l_i) - [j = target_i]) / rows that count
+    peak_i = max_j x_ij    sum_i = sum_j exp(x_ij - peak_i)
+    loss  = mean over rows that count of (peak_i - x_i,target) + log sum_i
+    dx_ij = (exp(x_ij - peak_i) / sum_i - [j = target_i]) / rows that count
 
 A program owns one row, or several short ones, and reads it once (online maximum and sum); the
-backward pass computes the probabilities again from peak and l, which are kept apart because
-their sum would round away what large logits leave of l. All sums are fp32, in a fixed
-order.
+backward pass computes the probabilities again from peak and sum: they add up to 1 as no logarithm
+would let them. All sums are fp32, in a fixed order.
 """
 
 from __future__ import annotations
@@ -24,6 +23,21 @@ from minitriton.kernels.operator import operator
 from minitriton.kernels.rows import dense
 
 TILE = 4096  # elements that a program holds
+LOG2E = tl.constexpr(1.4426950216293335)  # log2(e) in fp32, and what that leaves of it
+LOG2E_REST = tl.constexpr(1.92596299e-8)
+LN2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def _exp(x, EXACT: tl.constexpr):
+    """exp(x) of x <= 0. tl.exp rounds x log2(e), so its error grows with |x|; EXACT makes up for
+    that: two units of the last place, which fp32 gradients that nearly cancel need."""
+    if EXACT:
+        x = tl.maximum(x, -150.0, propagate_nan=tl.PropagateNan.ALL)
+        t = x * LOG2E
+        rest = tl.fma(x, LOG2E, -t) + x * LOG2E_REST
+        return tl.exp2(t) * (1 + rest * LN2)
+    return tl.exp(x)
 
 
 @triton.jit
@@ -31,6 +45,7 @@ def _forward_kernel(
     x_ptr, target_ptr, stats_ptr, loss_ptr, stride, rows, columns, ignored,
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    EXACT: tl.constexpr = x_ptr.dtype.element_ty == tl.float32
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     x_ptrs = x_ptr + row.to(tl.int64)[:, None] * stride
     target = tl.load(target_ptr + row, mask=row < rows, other=0).to(tl.int64)
@@ -43,15 +58,14 @@ def _forward_kernel(
         x = tl.load(x_ptrs + at, mask=mask, other=-float("inf")).to(tl.float32)
         higher = tl.maximum(peak, tl.max(x, 1), propagate_nan=tl.PropagateNan.ALL)
         centre = tl.where(higher == -float("inf"), 0.0, higher)
-        total = total * tl.exp(peak - centre) + tl.sum(tl.exp(x - centre[:, None]), 1)
+        total = total * _exp(peak - centre, EXACT) + tl.sum(_exp(x - centre[:, None], EXACT), 1)
         chosen += tl.sum(tl.where(at == target[:, None], x, 0.0), 1)
         peak = higher
-    log_total = tl.log(total)
     # a target that is no class: a loss that nobody overlooks
     chosen = tl.where((target >= 0) & (target < columns), chosen, float("nan"))
-    loss = tl.where(target == ignored, 0.0, (peak - chosen) + log_total)
+    loss = tl.where(target == ignored, 0.0, (peak - chosen) + tl.log(total))
     tl.store(stats_ptr + row, peak, mask=row < rows)
-    tl.store(stats_ptr + rows + row, log_total, mask=row < rows)
+    tl.store(stats_ptr + rows + row, total, mask=row < rows)
     tl.store(loss_ptr + row, loss, mask=row < rows)
 
 
@@ -81,11 +95,12 @@ def _backward_kernel(
     x = tl.load(x_ptr + row.to(tl.int64)[:, None] * stride + at, mask=mask, other=-float("inf"))
     target = tl.load(target_ptr + row, mask=inside, other=0).to(tl.int64)
     peak = tl.load(stats_ptr + row, mask=inside, other=0.0)[:, None]
-    log_total = tl.load(stats_ptr + rows + row, mask=inside, other=0.0)[:, None]
+    total = tl.load(stats_ptr + rows + row, mask=inside, other=1.0)[:, None]
     scale = tl.load(grad_ptr).to(tl.float32) / tl.load(counted_ptr)
     scale = tl.where(target == ignored, 0.0, scale)
     hot = (at == target[:, None]).to(tl.float32)
-    dx = (tl.exp(x.to(tl.float32) - peak - log_total) - hot) * scale[:, None]
+    p = _exp(x.to(tl.float32) - peak, x.dtype == tl.float32) / total
+    dx = (p - hot) * scale[:, None]
     to = dx_ptr + row.to(tl.int64)[:, None] * width + at
     tl.store(to, dx.to(dx_ptr.dtype.element_ty), mask=inside[:, None] & (at < width))
 
@@ -138,7 +153,7 @@ def _tile(columns: int) -> tuple[int, int]:
 def _op(
     logits: torch.Tensor, targets: torch.Tensor, classes: int, ignore: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Mean loss and counted rows, fp32 scalars; peak and l of every row as fp32 [2, N]."""
+    """Mean loss and counted rows, fp32 scalars; peak and sum of every row as fp32 [2, N]."""
     mean, counted, stats = _outputs(logits)
     x, t = dense(logits), targets.contiguous()
     rows, block = _tile(classes)

@@ -32,16 +32,16 @@ def up_kernel(
     z_ptr, w_ptr, act_ptr, h_ptr, token_of_row_ptr, expert_of_tile_ptr,
     z_stride, expert_stride, n_stride, k_stride, tiles, columns, depth, beta1, beta2,
     CAPPED: tl.constexpr, EXACT: tl.constexpr, SAVE: tl.constexpr, EVEN: tl.constexpr,
-    PRECISION: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    GROUP: tl.constexpr,
+    WHOLE: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """act = SiTU-GLU(z W13^T) of gathered tokens; with SAVE also h = z W13^T, rounded."""
     tile, block = place(tiles, columns, BLOCK_N, GROUP)
     expert = tl.load(expert_of_tile_ptr + tile).to(tl.int64)
     if expert < 0:
         return
-    row = tile.to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    token = tl.maximum(tl.load(token_of_row_ptr + row), 0).to(tl.int64)
+    token = tl.load(token_of_row_ptr + tile.to(tl.int64) * ROWS + tl.arange(0, ROWS))
+    token = tl.maximum(token, 0).to(tl.int64)
     n = block * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     z_ptrs = z_ptr + token[:, None] * z_stride + k[None, :]
@@ -51,10 +51,10 @@ def up_kernel(
     gate, up = glu_product(
         z_ptrs, gate_ptrs, up_offset, depth, k_stride, EVEN, ROWS, BLOCK_N, BLOCK_K, PRECISION
     )
-    mask = (n < columns)[None, :]
-    act_ptrs = act_ptr + row[:, None] * columns + n[None, :]
-    h_ptrs = h_ptr + row[:, None] * (2 * columns) + n[None, :]
-    store_glu(gate, up, act_ptrs, h_ptrs, columns, mask, beta1, beta2, CAPPED, EXACT, SAVE)
+    mask = None if WHOLE else (n < columns)[None, :]
+    store_glu(
+        gate, up, act_ptr, h_ptr, tile * ROWS, n, columns, mask, beta1, beta2, CAPPED, EXACT, SAVE
+    )
 
 
 @triton.jit

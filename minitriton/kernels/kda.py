@@ -21,6 +21,7 @@ from minitriton.kernels.kda_backward import backward
 from minitriton.kernels.kda_chunks import chunks_of
 from minitriton.kernels.kda_forward import Options, Results, prepare, scan
 from minitriton.kernels.operator import operator
+from minitriton.kernels.packing import count_sequences
 from minitriton.kernels.rows import dense
 
 WIDEST = 128  # channels of a head
@@ -182,23 +183,6 @@ def check_gate(
         if tensor.dtype != torch.float32:
             raise _fail(name, f"dtype {tensor.dtype}; it must be torch.float32")
     return GATES[gate]
-
-
-def count_sequences(cu_seqlens: object, q: torch.Tensor) -> int:
-    """How many sequences there are."""
-    if cu_seqlens is None:
-        return q.shape[0]
-    if not isinstance(cu_seqlens, torch.Tensor):
-        raise _fail("cu_seqlens", f"expected a tensor, got {type(cu_seqlens).__name__}")
-    if cu_seqlens.dtype not in (torch.int32, torch.int64):
-        raise _fail(
-            "cu_seqlens", f"dtype {cu_seqlens.dtype}; it must be torch.int32 or torch.int64"
-        )
-    if cu_seqlens.dim() != 1 or len(cu_seqlens) == 0:
-        raise _fail("cu_seqlens", f"shape {tuple(cu_seqlens.shape)}; it must be [N + 1]")
-    if q.shape[0] != 1:
-        raise _fail("cu_seqlens", f"needs 'q' of shape [1, T, H, K], not {tuple(q.shape)}")
-    return len(cu_seqlens) - 1
 
 
 def _check_state(

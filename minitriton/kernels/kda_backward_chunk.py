@@ -1,14 +1,15 @@
-"""KDA backward, chunk by chunk: gradients of v and beta, then those of q, k and the gate.
+"""KDA backward, chunk by chunk: gradients of v and beta, and products that other gradients need.
 
 With S the state that enters a chunk, D the gradient of the one that leaves it, V' the values of
 `kda_forward`, X as in `kda_backward_scan`, E = e^G and L = e^(G_last - G), elementwise:
 
-    A = lower(dO V'^T)    B = -strict_lower(X V'^T)    dv = beta X    dbeta = rowsum(X V') / beta
+    A = lower(dO V'^T)    B = -beta strict_lower(X V'^T)
+    dv = beta X    dbeta = rowsum(X V') / beta
     dq = E (dO S^T) + A : k
-    dk = L (V' D^T) - beta E (X S^T) + beta (B : k) + A^T : q + B^T : (beta k)
+    dk = L (V' D^T) - E (beta X S^T) + B : k + A^T : q + B^T : k
 
-where `:` sums over pairs of tokens, each with its decay, level by level as in `kda_tiles`. From
-V' = beta (v - k_in S - M V') follows the gradient of M without one of the inverse: it is beta B.
+where `:` sums over pairs of tokens, each with its decay. From V' = beta (v - k_in S - M V') follows
+the gradient of M without one of the inverse: it is B.
 
 The gradient of G is, for every factor of a decay, (operand) * (its gradient) with the sign of its
 exponent. What a pair (r, j) adds to row r it takes from row j, and the reverse cumulative sum must
@@ -34,7 +35,7 @@ def _load(ptr, stride, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr)
 
 
 @triton.jit
-def _store(ptr, x, stride, rows, columns, COLUMNS: tl.constexpr):
+def store_rows(ptr, x, stride, rows, columns, COLUMNS: tl.constexpr):
     """Writes x [CHUNK, COLUMNS], rounded to the dtype of memory, within `rows` and `columns`."""
     row, column = tl.arange(0, tiles.CHUNK)[:, None], tl.arange(0, COLUMNS)[None, :]
     mask = (row < rows) & (column < columns)
@@ -84,7 +85,7 @@ def values_kernel(
         x = _load(x_ptr + at, stride, rows, width, tiles.CHUNK, BV)
         b = tl.dot(x, tl.trans(values), b, input_precision=PRECISION)
         x = x.to(tl.float32)
-        _store(dv_ptr + at, beta[:, None] * x, stride, rows, width, BV)
+        store_rows(dv_ptr + at, beta[:, None] * x, stride, rows, width, BV)
         x_values += tl.sum(x * values.to(tl.float32), axis=1)
         if L2:
             x_v += tl.sum(x * tiles.load_rows(v_ptr + start, v_token, rows, width, BV), axis=1)
@@ -96,7 +97,7 @@ def values_kernel(
         ab_ptr + program * (2 * tiles.CHUNK * tiles.CHUNK) + row[:, None] * tiles.CHUNK + column
     )
     tl.store(square, tl.where(row[:, None] >= column, a, 0.0).to(DTYPE))
-    b = tl.where(row[:, None] > column, -b, 0.0).to(DTYPE)
+    b = tl.where(row[:, None] > column, b * -beta[:, None], 0.0).to(DTYPE)
     tl.store(square + tiles.CHUNK * tiles.CHUNK, b)
     inside, at = row < rows, place + row * heads
     dbeta = x_values * (1 - beta) if SIGMOID else x_values / tl.where(inside, beta, 1.0)
@@ -111,178 +112,53 @@ def values_kernel(
         tl.store(norm_ptr + 2, _l2_scale(k_ptr, k_token, rows, keys, BK), mask=inside)
 
 
-@triton.jit
-def _span(decay, low, high, DTYPE: tl.constexpr):
-    """[CHUNK, ..]: per row the sum of the rows of decay above `low` up to `high`, each [CHUNK, 1].
-
-    A product with a matrix of zeros and ones, exact in bf16. So is decay as a sum of three, of
-    which two do for operands in bf16.
-    """
-    row = tl.arange(0, tiles.CHUNK)[None, :]
-    chosen = tl.where((row > low) & (row <= high), 1.0, 0.0).to(tl.bfloat16)
-    TERMS: tl.constexpr = 3 if tl.float32 == DTYPE else 2
-    total = tl.zeros(decay.shape, tl.float32)
-    for _ in tl.static_range(TERMS):
-        part = decay.to(tl.bfloat16)
-        total = tl.dot(chosen, part, total)
-        decay -= part.to(tl.float32)
-    return total
-
-
-@triton.jit
-def _pairs(q, k, beta, left, right, pairs, ab_ptr, dq, dk, dtotal, PRECISION: tl.constexpr):
-    """Adds what `pairs`, [CHUNK, CHUNK] of int1, give. ab_ptr: A and then B."""
-    DTYPE: tl.constexpr = ab_ptr.dtype.element_ty
-    row, column = tl.arange(0, tiles.CHUNK)[:, None], tl.arange(0, tiles.CHUNK)[None, :]
-    ab_ptr += row * tiles.CHUNK + column
-    a = tl.where(pairs, tl.load(ab_ptr), 0.0)
-    right_k, left_q = (k * right).to(DTYPE), (q * left).to(DTYPE)
-    dots = tl.dot(a, right_k, input_precision=PRECISION)
-    dq += left * dots
-    dtotal += left_q.to(tl.float32) * dots
-    of_right = tl.dot(tl.trans(a), left_q, input_precision=PRECISION)
-    b = tl.where(pairs, tl.load(ab_ptr + tiles.CHUNK * tiles.CHUNK), 0.0)
-    dots = tl.dot(b, right_k, input_precision=PRECISION)
-    left_k = (beta * k * left).to(DTYPE)
-    dk += beta * left * dots
-    dtotal += left_k.to(tl.float32) * dots
-    of_right = tl.dot(tl.trans(b), left_k, of_right, input_precision=PRECISION)
-    dk += right * of_right
-    dtotal -= right_k.to(tl.float32) * of_right
-    return dq, dk, dtotal
-
-
-@triton.jit
-def _all_pairs(q, k, beta, decay, ab_ptr, dq, dk, dtotal, FINEST: tl.constexpr,
-               PRECISION: tl.constexpr):  # fmt: skip
-    """`_pairs` over all pairs of a chunk."""
-    DTYPE: tl.constexpr = ab_ptr.dtype.element_ty
-    row, column = tl.arange(0, tiles.CHUNK)[:, None], tl.arange(0, tiles.CHUNK)[None, :]
-    for bit in tl.range(4 if FINEST == 16 else 0, 6):
-        level = 1 << bit  # as in kda_tiles.level_factor
-        anchor = (row // (2 * level)) * (2 * level) + level
-        factor = tl.exp2(_span(decay, tl.minimum(row, anchor), tl.maximum(row, anchor), DTYPE))
-        pairs = (row // level == column // level + 1) & ((row // level) % 2 == 1)
-        dq, dk, dtotal = _pairs(
-            q, k, beta, factor, factor, pairs, ab_ptr, dq, dk, dtotal, PRECISION
-        )
-    if FINEST == 16:  # as kda_tiles.diagonal_factors
-        tile = row // tiles.TILE
-        span = _span(decay, tile * tiles.TILE, row, DTYPE)
-        left, right = tl.exp2(span + tiles.RAISED), tl.exp2(-tiles.RAISED - span)
-        pairs = tile == column // tiles.TILE
-        dq, dk, dtotal = _pairs(q, k, beta, left, right, pairs, ab_ptr, dq, dk, dtotal, PRECISION)
-    else:
-        own = tl.load(ab_ptr + row * (tiles.CHUNK + 1)).to(tl.float32)
-        dq += own * k
-        dk += own * q
-    return dq, dk, dtotal
-
-
-@triton.jit
-def _through_states(dout_ptr, dout_stride, x_ptr, values_ptr, stride, state_ptr, dstate_ptr, rows,
-                    width, columns, BK: tl.constexpr, BV: tl.constexpr,
-                    PRECISION: tl.constexpr):  # fmt: skip
-    """dO S^T, X S^T and V' D^T, [CHUNK, BK] each, and the sum of S D over V, [BK]."""
-    read = tl.zeros([tiles.CHUNK, BK], tl.float32)
-    known = tl.zeros([tiles.CHUNK, BK], tl.float32)
-    written = tl.zeros([tiles.CHUNK, BK], tl.float32)
-    kept = tl.zeros([BK], tl.float32)
-    for start in tl.range(0, columns, BV):
-        left = columns - start
-        state = _load(state_ptr + start, columns, width, left, BK, BV)
-        dout = _load(dout_ptr + start, dout_stride, rows, left, tiles.CHUNK, BV).to(state.dtype)
-        read = tl.dot(dout, tl.trans(state), read, input_precision=PRECISION)
-        x = _load(x_ptr + start, stride, rows, left, tiles.CHUNK, BV)
-        known = tl.dot(x, tl.trans(state), known, input_precision=PRECISION)
-        dstate = _load(dstate_ptr + start, columns, width, left, BK, BV)
-        values = _load(values_ptr + start, stride, rows, left, tiles.CHUNK, BV)
-        written = tl.dot(values, tl.trans(dstate), written, input_precision=PRECISION)
-        kept += tl.sum(state.to(tl.float32) * dstate.to(tl.float32), axis=1)
-    return read, known, written, kept
-
-
-@triton.jit
-def _gate_slopes(dg, z, decay, sharpness, floor, rows, GATE: tl.constexpr):
-    """The gradients of z and, element by element, of A_log."""
-    dg = tl.where(tl.arange(0, tiles.CHUNK)[:, None] < rows, dg, 0.0)
-    if GATE == 1:
-        s = tl.sigmoid(sharpness * z)
-        dz = dg * (floor * sharpness) * s * (1 - s)
-        slope = dz * z
-    else:
-        dz = dg * -sharpness * tl.sigmoid(z)
-        slope = dg * decay * (1 / tiles.LOG2_E)
-    return dz, slope
-
-
 @triton.jit(do_not_specialize=["tokens"])
-def keys_kernel(
-    q_ptr, k_ptr, g_ptr, beta_ptr, sharpness_ptr, bias_ptr, dout_ptr, x_ptr, values_ptr,
-    states_ptr, dstates_ptr, ab_ptr, norm_ptr, chunk_ptr, dq_ptr, dk_ptr, dg_ptr, sums_ptr,
-    q_batch, q_token, q_head, k_batch, k_token, k_head, g_batch, g_token, g_head, beta_batch,
-    beta_token, beta_head, dout_batch, dout_token, dout_head, tokens, heads, keys, columns, scale,
-    floor, GATE: tl.constexpr, BIASED: tl.constexpr, L2: tl.constexpr, SIGMOID: tl.constexpr,
-    FINEST: tl.constexpr, PRECISION: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+def states_kernel(
+    dout_ptr, x_ptr, values_ptr, beta_ptr, states_ptr, dstates_ptr, chunk_ptr, read_ptr,
+    known_ptr, written_ptr, kept_ptr, dout_batch, dout_token, dout_head, beta_batch, beta_token,
+    beta_head, tokens, heads, keys, columns, SIGMOID: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """BK channels of one chunk of one head: dq, dk, dg, and a share of the gate's parameters."""
+    """dO S^T, beta X S^T and V' D^T, BK channels of one chunk of one head.
+
+    read, known, written: [NC, H, CHUNK / TILE, BLOCK, TILE], tiles of rows with rows innermost.
+
+    kept: [NC, H, BLOCK], e^G_last on entry, is multiplied by the sum of S D over V.
+    """
     blocks = tl.cdiv(keys, BK)
     program, start = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks * BK
     chunk, head, width = program // heads, program % heads, keys - start
     first, rows = tl.load(chunk_ptr + 3 * chunk + 1), tl.load(chunk_ptr + 3 * chunk + 2)
     batch, token = (first // tokens).to(tl.int64), (first % tokens).to(tl.int64)
-    place = first.to(tl.int64) * heads + head  # in contiguous [tokens, heads] arrays
-    q_ptr += batch * q_batch + token * q_token + head * q_head
-    k_ptr += batch * k_batch + token * k_token + head * k_head
-    beta_ptr += batch * beta_batch + token * beta_token + head * beta_head
-    beta = tiles.load_beta(beta_ptr, beta_token, rows, SIGMOID)[:, None]
-    row = tl.arange(0, tiles.CHUNK)[:, None]
-    q = tiles.load_rows(q_ptr + start, q_token, rows, width, BK) * scale
-    k = tiles.load_rows(k_ptr + start, k_token, rows, width, BK)
-    if L2:
-        norm_ptr += 4 * (place + row * heads)
-        q *= tl.load(norm_ptr, mask=row < rows, other=0.0)
-        k *= tl.load(norm_ptr + 2, mask=row < rows, other=0.0)
-    g_ptr += batch * g_batch + token * g_token + head * g_head + start
-    bias_ptr += head * keys + start
-    z = tiles.load_gate_input(g_ptr, bias_ptr, g_token, rows, width, BIASED, BK)
-    sharpness = tl.exp(tl.load(sharpness_ptr + head).to(tl.float32)) if GATE > 0 else 1.0
-    decay = tiles.log2_decay(z, sharpness, floor, rows, width, GATE, BK)
-
+    dout_ptr += batch * dout_batch + token * dout_token + head * dout_head
+    place, stride = (first.to(tl.int64) * heads + head) * columns, heads * columns
+    x_ptr, values_ptr = x_ptr + place, values_ptr + place
     state_at = (program * keys + start) * columns
-    dout_at = batch * dout_batch + token * dout_token + head * dout_head
-    read, known, written, kept = _through_states(
-        dout_ptr + dout_at, dout_token, x_ptr + place * columns, values_ptr + place * columns,
-        heads * columns, states_ptr + state_at, dstates_ptr + state_at, rows, width, columns, BK,
-        BV, PRECISION,
-    )  # fmt: skip
-    DTYPE: tl.constexpr = values_ptr.dtype.element_ty
-    entering = tl.exp2(_span(decay, -1, row, DTYPE))
-    dq = read * entering
-    known *= entering * beta
-    written *= tl.exp2(_span(decay, row, tiles.CHUNK, DTYPE))
-    dk = written - known
-    dtotal = q * dq - k * (known + written)
-    dlast = tl.sum(k * written, axis=0) + tl.exp2(tl.sum(decay, axis=0)) * kept
-    dtotal += tl.where(row == tiles.CHUNK - 1, dlast[None, :], 0.0)
-    ab_ptr += program * (2 * tiles.CHUNK * tiles.CHUNK)
-    dq, dk, dtotal = _all_pairs(q, k, beta, decay, ab_ptr, dq, dk, dtotal, FINEST, PRECISION)
-
-    at, stride = place * keys + start, heads * keys
-    if L2:
-        along_q = tl.load(norm_ptr + 1, mask=row < rows, other=0.0) / (scale * scale)
-        dq = tl.load(norm_ptr, mask=row < rows, other=0.0) * (dq - q * along_q)
-        along_k = tl.load(norm_ptr + 3, mask=row < rows, other=0.0)
-        dk = tl.load(norm_ptr + 2, mask=row < rows, other=0.0) * (dk - k * along_k)
-    _store(dq_ptr + at, scale * dq, stride, rows, width, BK)
-    _store(dk_ptr + at, dk, stride, rows, width, BK)
-    dg = tl.cumsum(dtotal, axis=0, reverse=True)
-    if GATE > 0:
-        # read again: in registers it would not fit
-        z = tiles.load_gate_input(g_ptr, bias_ptr, g_token, rows, width, BIASED, BK)
-        dg, slope = _gate_slopes(dg, z, decay, sharpness, floor, rows, GATE)
-        sums_ptr += program * (blocks + keys)
-        tl.store(sums_ptr + start // BK, tl.sum(tl.sum(slope, axis=0), axis=0))
-        column = tl.arange(0, BK)
-        tl.store(sums_ptr + blocks + start + column, tl.sum(dg, axis=0), mask=column < width)
-    _store(dg_ptr + at, dg, stride, rows, width, BK)
+    states_ptr, dstates_ptr = states_ptr + state_at, dstates_ptr + state_at
+    read = tl.zeros([BK, tiles.CHUNK], tl.float32)
+    known = tl.zeros([BK, tiles.CHUNK], tl.float32)
+    written = tl.zeros([BK, tiles.CHUNK], tl.float32)
+    kept = tl.zeros([BK], tl.float32)
+    for at in tl.range(0, columns, BV, num_stages=STAGES):
+        left = columns - at
+        state = _load(states_ptr + at, columns, width, left, BK, BV)
+        dout = _load(dout_ptr + at, dout_token, rows, left, tiles.CHUNK, BV).to(state.dtype)
+        read = tl.dot(state, tl.trans(dout), read, input_precision=PRECISION)
+        x = _load(x_ptr + at, stride, rows, left, tiles.CHUNK, BV)
+        known = tl.dot(state, tl.trans(x), known, input_precision=PRECISION)
+        dstate = _load(dstates_ptr + at, columns, width, left, BK, BV)
+        values = _load(values_ptr + at, stride, rows, left, tiles.CHUNK, BV)
+        written = tl.dot(dstate, tl.trans(values), written, input_precision=PRECISION)
+        kept += tl.sum(state.to(tl.float32) * dstate.to(tl.float32), axis=1)
+    beta_ptr += batch * beta_batch + token * beta_token + head * beta_head
+    known *= tiles.load_beta(beta_ptr, beta_token, rows, SIGMOID)[None, :]
+    channel, row = tl.arange(0, BK), tl.arange(0, tiles.CHUNK)[None, :]
+    at = program * (tiles.CHUNK * BLOCK) + (start + channel[:, None]) * tiles.TILE
+    at += row // tiles.TILE * (tiles.TILE * BLOCK) + row % tiles.TILE
+    inside = channel[:, None] < width
+    tl.store(read_ptr + at, read.to(read_ptr.dtype.element_ty), mask=inside)
+    tl.store(known_ptr + at, known.to(known_ptr.dtype.element_ty), mask=inside)
+    tl.store(written_ptr + at, written.to(written_ptr.dtype.element_ty), mask=inside)
+    kept_ptr += program * BLOCK + start + channel
+    decay = tl.load(kept_ptr, mask=channel < width, other=0.0)
+    tl.store(kept_ptr, decay * kept, mask=channel < width)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from minitriton.kernels.checks import KernelArgumentError
+from minitriton.kernels.packing import check_bounds
 
 CHUNK = 64
 
@@ -34,17 +34,7 @@ def chunks_of(batch: int, tokens: int, ends: torch.Tensor | None, device: torch.
     """
     bounds = tuple(i * tokens for i in range(batch + 1)) if ends is None else tuple(ends.tolist())
     if ends is not None:
-        if bounds[0] != 0 or bounds[-1] != tokens:
-            raise KernelArgumentError(
-                f"argument 'cu_seqlens': runs from {bounds[0]} to {bounds[-1]}; it must run from 0 "
-                f"to the {tokens} tokens of 'q'"
-            )
-        fall = next((i for i, (a, b) in enumerate(pairwise(bounds)) if a > b), None)
-        if fall is not None:
-            raise KernelArgumentError(
-                f"argument 'cu_seqlens': falls from {bounds[fall]} to {bounds[fall + 1]} at index "
-                f"{fall + 1}; it must not decrease"
-            )
+        check_bounds(bounds, tokens)
     return _tables(bounds, device)
 
 

@@ -23,12 +23,11 @@ from minitriton.kernels.kda import (
     check_gate,
     check_tensors,
     chunk_kda_reference,
-    count_sequences,
     state_shape,
 )
 from minitriton.kernels.kda_decode_kernels import recurrent_kernel
 from minitriton.kernels.operator import operator
-from minitriton.kernels.packing import bounds_on
+from minitriton.kernels.packing import bounds_on, count_sequences
 from minitriton.kernels.rows import dense
 from minitriton.kernels.short_conv_step import check_slots
 

@@ -153,3 +153,73 @@ def on_diagonal(STRICT: tl.constexpr):
     column = tl.arange(0, CHUNK)[None, :]
     tile = (row // TILE) == (column // TILE)
     return tile & (row > column) if STRICT else tile & (row >= column)
+
+
+@triton.jit
+def _thread_rows(BLOCK: tl.constexpr):
+    """Low and high part of the row and the even channel in [8, BLOCK / 32, 2, 16] of a tile.
+
+    Loads and stores in this order, of two channels at once, give a warp 32 channels and a thread 8
+    rows of two, so that sums along rows stay in a warp.
+    """
+    low, high = tl.arange(0, 8)[:, None, None, None], tl.arange(0, 2)[:, None]
+    block, pair = tl.arange(0, BLOCK // 32)[:, None, None], tl.arange(0, 16)
+    return low, 8 * high, 32 * block + 2 * pair
+
+
+@triton.jit
+def _from_threads(x, BLOCK: tl.constexpr):
+    return tl.reshape(tl.trans(x, 2, 0, 1, 3, 4), [TILE, BLOCK])
+
+
+@triton.jit
+def _to_threads(x, dtype, BLOCK: tl.constexpr):
+    return tl.trans(tl.reshape(x.to(dtype), [2, 8, BLOCK // 32, 16, 2]), 1, 2, 0, 3, 4)
+
+
+@triton.jit
+def _row_places(ptr, stride, rows, columns, BLOCK: tl.constexpr):
+    """Pointers to a tile whose rows are `stride` apart, and which of them are inside.
+
+    Where stride is a constant a thread has one address, and constant distances to it.
+    """
+    low, high, even = _thread_rows(BLOCK)
+    column = even[:, :, :, None] + tl.arange(0, 2)
+    low, high = low[:, :, :, :, None], high[:, :, None]
+    mask = (high + low < rows) & (column < columns)
+    return ptr + (high * stride + column) + low * stride, mask
+
+
+@triton.jit
+def load_tile(ptr, stride, rows, columns, BLOCK: tl.constexpr):
+    """[TILE, BLOCK] in fp32; zero beyond `rows` and `columns`.
+
+    BLOCK: 32 per warp. TILE rows of `stride` have 32-bit offsets.
+    """
+    at, mask = _row_places(ptr, stride, rows, columns, BLOCK)
+    return _from_threads(tl.load(at, mask=mask, other=0.0), BLOCK).to(tl.float32)
+
+
+@triton.jit
+def store_tile(ptr, x, stride, rows, columns, BLOCK: tl.constexpr):
+    """Writes x [TILE, BLOCK] where `load_tile` reads, rounded to the dtype of memory."""
+    at, mask = _row_places(ptr, stride, rows, columns, BLOCK)
+    tl.store(at, _to_threads(x, ptr.dtype.element_ty, BLOCK), mask=mask)
+
+
+@triton.jit
+def load_columns(ptr, BLOCK: tl.constexpr):
+    """[TILE, BLOCK] in fp32 from contiguous [BLOCK, TILE], where a thread's rows are one access."""
+    low, high, even = _thread_rows(BLOCK)
+    at = ptr + TILE * even + high + low
+    return _from_threads(tl.join(tl.load(at), tl.load(at + TILE)), BLOCK).to(tl.float32)
+
+
+@triton.jit
+def store_columns(ptr, x, BLOCK: tl.constexpr):
+    """Writes x [TILE, BLOCK] where `load_columns` reads, rounded to the dtype of memory."""
+    low, high, even = _thread_rows(BLOCK)
+    at = ptr + TILE * even + high + low
+    x, odd = tl.split(_to_threads(x, ptr.dtype.element_ty, BLOCK))
+    tl.store(at, x)
+    tl.store(at + TILE, odd)

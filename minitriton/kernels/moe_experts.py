@@ -208,19 +208,17 @@ def _rows_config(dtype: torch.dtype, rows: int, columns: int, depth: int) -> dic
     """Launch configuration of one product with tiles of so many rows."""
     if dtype == torch.float32 or columns % 16 or depth % 16:  # odd sizes go element by element
         return {"BLOCK_N": 64, "BLOCK_K": 32, "num_warps": 4 if rows < 128 else 8, "num_stages": 3}
-    if rows <= 16:
-        return {"BLOCK_N": 128, "BLOCK_K": 64, "num_warps": 4, "num_stages": 4}
-    warps = 4 if rows < 128 or depth % 32 == 0 else 8  # masks need registers
-    return {"BLOCK_N": 128, "BLOCK_K": 32, "num_warps": warps, "num_stages": 4}
+    warps = 4 if rows < 128 else 8
+    return {"BLOCK_N": 128, "BLOCK_K": 64, "num_warps": warps, "num_stages": 4}
 
 
 def _weights_config(dtype: torch.dtype, rows: int, columns: int) -> dict[str, int]:
     """Launch configuration of a weight gradient; odd sizes are read element by element."""
     small = dtype == torch.float32 or rows % 16 or columns % 16
-    block, stages = (64, 3) if small else (128, 4)
+    block, depth, warps = (64, 32, 4) if small else (128, 64, 8)
     return {
-        "BLOCK_M": block, "BLOCK_N": block, "BLOCK_K": 32, "GROUP": grouped_gemm.GROUP,
-        "num_warps": 4, "num_stages": stages,
+        "BLOCK_M": block, "BLOCK_N": block, "BLOCK_K": depth, "GROUP": grouped_gemm.GROUP,
+        "num_warps": warps, "num_stages": 3,
     }  # fmt: skip
 
 
@@ -290,13 +288,13 @@ def _moe_experts_op(
         return u.zero_(), h
     x, w, tile = dense(z), strided_weight(w13), rows // tiles
     columns, depth = w.shape[1] // 2, w.shape[2]
-    config = glu_config(z.dtype, tile, columns, depth)
+    config = glu_config(z.dtype, tile, columns, depth, True)
     act = z.new_empty(rows, columns)
     grouped_gemm.up_kernel[(tiles * triton.cdiv(columns, config["BLOCK_N"]),)](
         x, w, act, h, token_of_row, expert_of_tile, x.stride(0), *w.stride(), tiles, columns, depth,
         beta1, beta2 or 1.0, CAPPED=beta2 is not None, EXACT=z.dtype != torch.bfloat16, SAVE=save,
-        EVEN=depth % config["BLOCK_K"] == 0, PRECISION="tf32x3", ROWS=tile,
-        GROUP=grouped_gemm.GROUP, **config,
+        EVEN=depth % config["BLOCK_K"] == 0, WHOLE=columns % config["BLOCK_N"] == 0,
+        PRECISION="tf32x3", ROWS=tile, GROUP=grouped_gemm.GROUP, **config,
     )  # fmt: skip
     y = _launch_rows(act, None, strided_weight(w2), expert_of_tile, rows)
     launch_sum(y, weights, row_of_slot, u, norm_weight, eps)

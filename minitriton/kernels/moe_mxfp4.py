@@ -1,11 +1,9 @@
-"""The routed experts with MXFP4 weights and bf16 activations (W4A16), for inference.
+"""The routed experts with MXFP4 weights and bf16 (W4A16) or fp8 activations (W4A8), for inference.
 
-Same layer and same launches as `moe_experts`; the weights stay packed in memory. A program reads
-words of eight codes two steps ahead into registers, makes bf16 of them there, which is exact,
-and multiplies on tensor cores: Hopper has no MX products. A code becomes fp32 by moving its bits
-to where fp32 has sign, exponent and mantissa (a number 2^126 too small) and one multiplication by
-the block's scale. That scale is 2^-64 of the true one, so that it cannot overflow; the sum gets the
-2^64 back.
+Same layer as `moe_experts`; the weights stay packed in memory. A program reads words of eight codes
+ahead into registers, makes bf16 of them there, which is exact, and multiplies on tensor cores:
+Hopper has no MX products (`mxfp4_tiles`). One launch more than `moe_experts` puts the channels of
+the tokens in order. fp8 activations are in `moe_w4a8`.
 
 Source: Kimi K3 technical report, 4.1.4 (only the routed experts are MXFP4).
 """
@@ -16,133 +14,92 @@ import torch
 
 import minitriton as triton
 import minitriton.language as tl
-from minitriton.kernels import checks, grouped_gemm
+from minitriton.kernels import checks, moe_w4a8
 from minitriton.kernels.grouped_gemm import place
 from minitriton.kernels.moe_experts import check_norm, check_routing, launch_sum
 from minitriton.kernels.moe_routing import Routing
 from minitriton.kernels.mxfp4 import check_mxfp4
+from minitriton.kernels.mxfp4_tiles import (
+    CHUNK,
+    ORDER,
+    UNSCALE,
+    channel_at,
+    glu_halves,
+    glu_rows_at,
+    launch_config,
+    order_kernel,
+    rows_at,
+    scales_of,
+    unpack,
+    weight_ptrs,
+    words_of,
+)
 from minitriton.kernels.operator import operator
 from minitriton.kernels.rows import dense
-from minitriton.kernels.situ_gemm import store_glu
-
-UNSCALE: tl.constexpr = tl.constexpr(18446744073709551616.0)  # 2^64
-CODE_BITS: tl.constexpr = tl.constexpr(
-    -0x7E400000
-)  # sign and the low three of fp32's bits 22 to 30
-
-
-@triton.jit
-def _codes(words, scale, NUMBER: tl.constexpr):
-    """That code of each word, times scale, in bf16."""
-    bits = ((words << (28 - 4 * NUMBER)) >> 6) & CODE_BITS
-    return (bits.to(tl.float32, bitcast=True) * scale).to(tl.bfloat16)
-
-
-@triton.jit
-def _unpack(words, scales, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
-    """bf16 [K, N], 2^-64 of the weights, of words [N, K / 32, 4] and scales [N, K / 32]."""
-    bits = (tl.minimum(scales.to(tl.int32), 192) + 62) << 23
-    scale = bits.to(tl.float32, bitcast=True)[:, :, None]
-    c04 = tl.join(_codes(words, scale, 0), _codes(words, scale, 4))
-    c15 = tl.join(_codes(words, scale, 1), _codes(words, scale, 5))
-    c26 = tl.join(_codes(words, scale, 2), _codes(words, scale, 6))
-    c37 = tl.join(_codes(words, scale, 3), _codes(words, scale, 7))
-    w = tl.join(tl.join(c04, c26), tl.join(c15, c37))
-    return tl.trans(tl.reshape(w, [BLOCK_N, BLOCK_K]))
-
-
-@triton.jit
-def _weight_ptrs(words_ptr, scales_ptr, expert, n, columns, depth, BLOCK_K: tl.constexpr):
-    """Pointers to the words [N, K / 32, 4] and scales [N, K / 32] of rows n of an expert."""
-    row = expert * columns + n
-    g = tl.arange(0, BLOCK_K // 32)
-    row_words = tl.multiple_of(depth // 8, 4)  # depth is a multiple of 32
-    words = words_ptr + row[:, None, None] * row_words + g[None, :, None] * 4
-    words += tl.arange(0, 4)[None, None, :]
-    return words, scales_ptr + row[:, None] * (depth // 32) + g[None, :]
-
-
-@triton.jit
-def _fetch(words_ptrs, scales_ptrs, i, depth, BLOCK_K: tl.constexpr):
-    """Words and scales of the i-th step through the depth; zeros past its end."""
-    left = depth - i * BLOCK_K
-    inside = (tl.arange(0, BLOCK_K // 32) * 32)[None, :] < left
-    words = tl.load(words_ptrs + i * (BLOCK_K // 8), mask=inside[:, :, None], other=0)
-    return words, tl.load(scales_ptrs + i * (BLOCK_K // 32), mask=inside, other=0)
+from minitriton.kernels.situ_gemm import glu
 
 
 @triton.jit
 def up_mxfp4_kernel(
     z_ptr, words_ptr, scales_ptr, act_ptr, token_of_row_ptr, expert_of_tile_ptr,
-    z_stride, tiles, columns, depth, beta1, beta2, CAPPED: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
+    z_stride, act_stride, tiles, columns, depth, beta1, beta2, CAPPED: tl.constexpr,
+    ROWS: tl.constexpr, SPLIT: tl.constexpr, BLOCK_N: tl.constexpr, WARPS: tl.constexpr,
+    GROUP: tl.constexpr,
 ):  # fmt: skip
-    tile, block = place(tiles, columns, BLOCK_N, GROUP)
-    expert = tl.load(expert_of_tile_ptr + tile).to(tl.int64)
+    """act = SiTU-GLU(z W13^T) of gathered tokens; z and act have their channels in order. BLOCK_N
+    rows of weights, gate and up, make half as many channels of act."""
+    tile, block = place(tiles, act_stride, BLOCK_N // 2, GROUP)
+    expert = tl.load(expert_of_tile_ptr + tile // SPLIT).to(tl.int64)
     if expert < 0:
         return
     row = tile.to(tl.int64) * ROWS + tl.arange(0, ROWS)
     token = tl.maximum(tl.load(token_of_row_ptr + row), 0).to(tl.int64)
-    n = block * BLOCK_N + tl.arange(0, BLOCK_N)
-    k = tl.arange(0, BLOCK_K)
-    z_ptrs = z_ptr + token[:, None] * z_stride + k[None, :]
-    words_ptrs, scales_ptrs = _weight_ptrs(
-        words_ptr, scales_ptr, expert, n % columns, 2 * columns, depth, BLOCK_K
-    )
-    words_up = columns.to(tl.int64) * tl.multiple_of(depth // 8, 4)
-    scales_up = columns.to(tl.int64) * (depth // 32)
-    up_ptrs, up_scales_ptrs = words_ptrs + words_up, scales_ptrs + scales_up
-    gate = tl.zeros([ROWS, BLOCK_N], tl.float32)
-    up = tl.zeros([ROWS, BLOCK_N], tl.float32)
-    # registers hold the weights of this step and of the next two
-    gate0, gate_scales0 = _fetch(words_ptrs, scales_ptrs, 0, depth, BLOCK_K)
-    up0, up_scales0 = _fetch(up_ptrs, up_scales_ptrs, 0, depth, BLOCK_K)
-    gate1, gate_scales1 = _fetch(words_ptrs, scales_ptrs, 1, depth, BLOCK_K)
-    up1, up_scales1 = _fetch(up_ptrs, up_scales_ptrs, 1, depth, BLOCK_K)
-    for i in tl.range(tl.cdiv(depth, BLOCK_K)):
-        a = tl.load(z_ptrs, mask=k[None, :] < depth - i * BLOCK_K, other=0.0)
-        z_ptrs += BLOCK_K
-        gate2, gate_scales2 = _fetch(words_ptrs, scales_ptrs, i + 2, depth, BLOCK_K)
-        up2, up_scales2 = _fetch(up_ptrs, up_scales_ptrs, i + 2, depth, BLOCK_K)
-        gate = tl.dot(a, _unpack(gate0, gate_scales0, BLOCK_N, BLOCK_K), gate)
-        up = tl.dot(a, _unpack(up0, up_scales0, BLOCK_N, BLOCK_K), up)
-        gate0, gate_scales0, up0, up_scales0 = gate1, gate_scales1, up1, up_scales1
-        gate1, gate_scales1, up1, up_scales1 = gate2, gate_scales2, up2, up_scales2
-    mask = (n < columns)[None, :]
-    act_ptrs = act_ptr + row[:, None] * columns + n[None, :]
-    store_glu(
-        gate * UNSCALE, up * UNSCALE, act_ptrs, act_ptrs, columns, mask, beta1, beta2, CAPPED,
-        False, False,
-    )  # fmt: skip
+    z_ptrs = z_ptr + token[:, None] * z_stride + tl.arange(0, 128)[None, :]
+    at = block * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
+    n = expert * 2 * columns + glu_rows_at(block, columns, channel_at, BLOCK_N, WARPS)
+    ptrs, scale_ptrs = weight_ptrs(words_ptr, scales_ptr, n, depth)
+    acc = tl.zeros([BLOCK_N, ROWS], tl.float32)
+    # words come through shared memory; scales, single bytes, are loaded a step ahead
+    scales = scales_of(scale_ptrs, 0, depth)
+    for i in tl.range(tl.cdiv(depth, 128)):
+        z = tl.trans(tl.load(z_ptrs))
+        z_ptrs += 128
+        following = scales_of(scale_ptrs, i + 1, depth)
+        acc = tl.dot(unpack(words_of(ptrs, i, depth), scales, BLOCK_N, WARPS), z, acc)
+        scales = following
+    gate, up = glu_halves((acc * UNSCALE).to(tl.bfloat16))  # rounded as in `moe_experts`
+    act = glu(gate.to(tl.float32), up.to(tl.float32), beta1, beta2, CAPPED, False)
+    act_ptrs = act_ptr + row[:, None] * act_stride + at[None, :]
+    tl.store(act_ptrs, tl.trans(act.to(tl.bfloat16)))
 
 
 @triton.jit
 def rows_mxfp4_kernel(
-    a_ptr, words_ptr, scales_ptr, out_ptr, expert_of_tile_ptr, tiles, columns, depth,
-    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
+    a_ptr, words_ptr, scales_ptr, out_ptr, expert_of_tile_ptr, a_stride, tiles, columns, depth,
+    ROWS: tl.constexpr, SPLIT: tl.constexpr, BLOCK_N: tl.constexpr, WARPS: tl.constexpr,
+    GROUP: tl.constexpr,
 ):  # fmt: skip
+    """out[row] = a[row] W_e^T; a has its channels in order."""
     tile, block = place(tiles, columns, BLOCK_N, GROUP)
-    expert = tl.load(expert_of_tile_ptr + tile).to(tl.int64)
+    expert = tl.load(expert_of_tile_ptr + tile // SPLIT).to(tl.int64)
     if expert < 0:
         return
     row = tile.to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    n = block * BLOCK_N + tl.arange(0, BLOCK_N)
-    k = tl.arange(0, BLOCK_K)
-    a_ptrs = a_ptr + row[:, None] * depth + k[None, :]
-    words_ptrs, scales_ptrs = _weight_ptrs(
-        words_ptr, scales_ptr, expert, n % columns, columns, depth, BLOCK_K
-    )
-    acc = tl.zeros([ROWS, BLOCK_N], tl.float32)
-    words0, scales0 = _fetch(words_ptrs, scales_ptrs, 0, depth, BLOCK_K)
-    words1, scales1 = _fetch(words_ptrs, scales_ptrs, 1, depth, BLOCK_K)
-    for i in tl.range(tl.cdiv(depth, BLOCK_K)):
-        a = tl.load(a_ptrs, mask=k[None, :] < depth - i * BLOCK_K, other=0.0)
-        a_ptrs += BLOCK_K
-        words2, scales2 = _fetch(words_ptrs, scales_ptrs, i + 2, depth, BLOCK_K)
-        acc = tl.dot(a, _unpack(words0, scales0, BLOCK_N, BLOCK_K), acc)
-        words0, scales0, words1, scales1 = words1, scales1, words2, scales2
-    out_ptrs = out_ptr + row[:, None] * columns + n[None, :]
-    tl.store(out_ptrs, (acc * UNSCALE).to(tl.bfloat16), mask=(n < columns)[None, :])
+    a_ptrs = a_ptr + row[:, None] * a_stride + tl.arange(0, 128)[None, :]
+    n = (block * BLOCK_N + rows_at(BLOCK_N, WARPS)) % columns
+    ptrs, scale_ptrs = weight_ptrs(words_ptr, scales_ptr, expert * columns + n, depth)
+    acc = tl.zeros([BLOCK_N, ROWS], tl.float32)
+    scales = scales_of(scale_ptrs, 0, depth)
+    for i in tl.range(tl.cdiv(depth, 128)):
+        a = tl.trans(tl.load(a_ptrs))
+        a_ptrs += 128
+        following = scales_of(scale_ptrs, i + 1, depth)
+        acc = tl.dot(unpack(words_of(ptrs, i, depth), scales, BLOCK_N, WARPS), a, acc)
+        scales = following
+    at = block * BLOCK_N + tl.arange(0, BLOCK_N)
+    out_ptrs = out_ptr + row[:, None] * columns + at[None, :]
+    out = tl.trans((acc * UNSCALE).to(tl.bfloat16))
+    tl.store(out_ptrs, out, mask=(at < columns)[None, :])
 
 
 def moe_experts_mxfp4(
@@ -157,14 +114,17 @@ def moe_experts_mxfp4(
     beta2: float | None = 25.0,
     norm_weight: torch.Tensor | None = None,
     eps: float = 1e-5,
+    activations: str = "bf16",
 ) -> torch.Tensor:
     """`moe_experts` with MXFP4 weights, for inference: nothing may require a gradient.
 
     z: [T, latent] bf16; w13, w13_scales: uint8 [E, 2 ff, latent / 2] and [E, 2 ff, latent / 32];
     w2, w2_scales: [E, latent, ff / 2] and [E, latent, ff / 32], as `mxfp4_quantize` gives them;
     latent and ff multiples of 32. Scales up to 2^65 are exact, and so are weights of at least
-    2^-62. Routing, weights, betas, norm and result as in `moe_experts`. KernelArgumentError names
-    the argument that does not fit.
+    2^-62. Routing, weights, betas, norm and result as in `moe_experts`.
+    activations: "bf16", or "fp8", where tokens and activations are rounded to e4m3 with a scale per
+    row (2.6e-2 rms) and the products run as fp8: needs latent and ff multiples of 128; scales up to
+    2^121 are exact. KernelArgumentError names the argument that does not fit.
     """
     check_mxfp4("w13", w13, "w13_scales", w13_scales)
     check_mxfp4("w2", w2, "w2_scales", w2_scales)
@@ -181,6 +141,15 @@ def moe_experts_mxfp4(
             f"argument 'w2': shape {tuple(w2.shape)}; 'w13' of shape {tuple(w13.shape)} needs "
             f"{wanted}"
         )
+    if activations not in ("bf16", "fp8"):
+        raise checks.KernelArgumentError(
+            f"argument 'activations': {activations!r}; it must be 'bf16' or 'fp8'"
+        )
+    if activations == "fp8" and (z.shape[1] % CHUNK or w2.shape[2] * 2 % CHUNK):
+        raise checks.KernelArgumentError(
+            f"argument 'activations': 'fp8' needs latent and ff multiples of {CHUNK}, not "
+            f"{z.shape[1]} and {w2.shape[2] * 2}"
+        )
     p = check_routing(z, w13.shape[0], routing, weights)
     for name, x in {"w13": w13, "w13_scales": w13_scales, "w2": w2, "w2_scales": w2_scales}.items():
         if x.device != z.device or not x.is_contiguous():
@@ -195,14 +164,41 @@ def moe_experts_mxfp4(
     return _moe_experts_mxfp4_op(
         z, w13, w13_scales, w2, w2_scales, p, routing.row_of_slot, routing.token_of_row,
         routing.expert_of_tile, checks.positive("beta1", beta1), cap, norm_weight,
-        checks.positive("eps", eps),
+        checks.positive("eps", eps), activations == "fp8",
     )  # fmt: skip
 
 
-def _config(rows: int) -> dict[str, int]:
-    if rows <= 16:
-        return {"BLOCK_N": 64, "BLOCK_K": 128, "num_warps": 4, "num_stages": 3}
-    return {"BLOCK_N": 64, "BLOCK_K": 64, "num_warps": 4 if rows < 128 else 8, "num_stages": 3}
+def _in_order(x: torch.Tensor) -> torch.Tensor:
+    """x with its channels in the weights' order, padded with zeros."""
+    out = x.new_empty(x.shape[0], triton.cdiv(x.shape[1], CHUNK) * CHUNK)
+    order_kernel[(x.shape[0], triton.cdiv(out.shape[1], ORDER))](
+        x, out, x.stride(0), out.stride(0), x.shape[1], BLOCK=ORDER
+    )
+    return out
+
+
+def _expert_rows(
+    z: torch.Tensor, w13: torch.Tensor, w13_scales: torch.Tensor, w2: torch.Tensor,
+    w2_scales: torch.Tensor, token_of_row: torch.Tensor, expert_of_tile: torch.Tensor,
+    beta1: float, beta2: float | None,
+) -> torch.Tensor:  # fmt: skip
+    """Experts' outputs by row, bf16 [R, latent]; rows of padding are undefined."""
+    tiles, rows = expert_of_tile.shape[0], token_of_row.shape[0]
+    latent, ff = z.shape[1], w13.shape[1] // 2
+    config = launch_config(rows // tiles)
+    tiles *= config["SPLIT"]
+    x = _in_order(z)
+    act = z.new_empty(rows, triton.cdiv(ff, CHUNK) * CHUNK)
+    y = z.new_empty(rows, latent)
+    up_mxfp4_kernel[(tiles * triton.cdiv(act.shape[1], config["BLOCK_N"] // 2),)](
+        x, w13.view(torch.int32), w13_scales, act, token_of_row, expert_of_tile, x.stride(0),
+        act.stride(0), tiles, ff, latent, beta1, beta2 or 1.0, CAPPED=beta2 is not None, **config,
+    )  # fmt: skip
+    rows_mxfp4_kernel[(tiles * triton.cdiv(latent, config["BLOCK_N"]),)](
+        act, w2.view(torch.int32), w2_scales, y, expert_of_tile, act.stride(0), tiles, latent, ff,
+        **config,
+    )  # fmt: skip
+    return y
 
 
 @operator("moe_experts_mxfp4")
@@ -210,23 +206,13 @@ def _moe_experts_mxfp4_op(
     z: torch.Tensor, w13: torch.Tensor, w13_scales: torch.Tensor, w2: torch.Tensor,
     w2_scales: torch.Tensor, weights: torch.Tensor, row_of_slot: torch.Tensor,
     token_of_row: torch.Tensor, expert_of_tile: torch.Tensor, beta1: float, beta2: float | None,
-    norm_weight: torch.Tensor | None, eps: float,
+    norm_weight: torch.Tensor | None, eps: float, fp8: bool,
 ) -> torch.Tensor:  # fmt: skip
     u = torch.empty(z.shape, dtype=z.dtype, device=z.device)
-    tiles, rows = expert_of_tile.shape[0], token_of_row.shape[0]
-    if tiles == 0:
+    if expert_of_tile.shape[0] == 0:
         return u.zero_()
-    x = dense(z)
-    latent, ff, tile = z.shape[1], w13.shape[1] // 2, rows // tiles
-    config = _config(tile) | {"ROWS": tile, "GROUP": grouped_gemm.GROUP}
-    act, y = z.new_empty(rows, ff), z.new_empty(rows, latent)
-    up_mxfp4_kernel[(tiles * triton.cdiv(ff, config["BLOCK_N"]),)](
-        x, w13.view(torch.int32), w13_scales, act, token_of_row, expert_of_tile, x.stride(0), tiles,
-        ff, latent, beta1, beta2 or 1.0, CAPPED=beta2 is not None, **config,
-    )  # fmt: skip
-    rows_mxfp4_kernel[(tiles * triton.cdiv(latent, config["BLOCK_N"]),)](
-        act, w2.view(torch.int32), w2_scales, y, expert_of_tile, tiles, latent, ff, **config
-    )
+    rows = moe_w4a8.expert_rows if fp8 else _expert_rows
+    y = rows(dense(z), w13, w13_scales, w2, w2_scales, token_of_row, expert_of_tile, beta1, beta2)
     launch_sum(y, weights, row_of_slot, u, norm_weight, eps)
     return u
 

@@ -7,7 +7,7 @@ O takes each block [r, k] of N, divides it by its Frobenius norm and iterates
 X <- (a + b A + c A A) X with A = X X^T: singular values move into about [0.7, 1.15] and singular
 vectors stay. One block per head for Q, K and V projections. Source: Kimi K3 technical report,
 section 2.5; constants of Moonlight (arXiv 2502.16982). The iteration runs on Gram matrices, see
-`muon_kernels`; blocks with both sides above 256 are left to torch.matmul.
+`muon_kernels`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from minitriton.kernels.operator import operator
 from minitriton.kernels.rows import rows_of
 
 MOONLIGHT = (3.4445, -4.7750, 2.0315)
-WIDEST_GRAM = 256  # the shorter side of a block that one program iterates on
 PRECISIONS = ("tf32", "tf32x3")
 OPTIONS = (
     "heads", "head_dim_first", "weight_decay", "momentum", "nesterov", "steps", "coefficients",
@@ -260,18 +259,10 @@ def _blocks(x: torch.Tensor, heads: int, head_dim_first: bool) -> torch.Tensor:
 def _solve(
     x: torch.Tensor, iteration: Iteration, out: torch.Tensor, update: Update | None = None
 ) -> None:
-    """`orthogonalise` for blocks of any size."""
+    """`orthogonalise` for blocks of any shape."""
     if x.shape[1] > x.shape[2]:
         x, out = x.mT, out.mT
-    if x.shape[1] <= WIDEST_GRAM:
-        orthogonalise(x, iteration, out, update)
-        return
-    kind = x.dtype if x.dtype == torch.float32 else torch.bfloat16
-    step = newton_schulz_reference(x.to(kind), iteration.steps, iteration.coefficients)
-    if update is not None:
-        lr = update.lr if update.lr_tensor is None else update.lr_tensor.float()
-        step = (1 - lr * update.decay) * out.float() - lr * update.factor * step.float()
-    out.copy_(step)
+    orthogonalise(x, iteration, out, update)
 
 
 @operator("newton_schulz")

@@ -8,8 +8,9 @@ A, so it can run on m x m matrices alone:
 
 All of these commute and are symmetric: only tiles on and below the diagonal are computed. Rounding
 makes R drift from Q X X^T Q, so after two steps, and after three more, X <- Q X is formed and R
-computed from it (`RUNS`). R, Z, Q are fp32 in memory (they stay in L2) and meet in tf32; where X is
-bf16 or fp16 it enters R as it is and Q X in fp16, normalised.
+computed from it (`_runs`). R, Z, Q are fp32 in memory and meet in tf32; where X is bf16 or fp16 it
+enters R as it is and Q X in fp16, normalised. Up to m = 256 one program iterates on a matrix, which
+stays in L2; beyond that every product is a launch, with a program for each of its tiles.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ import minitriton as triton
 import minitriton.language as tl
 
 MATRICES: tl.constexpr = tl.constexpr(5)  # of the iteration per block: R, Z, Z R, and Q twice
-SMALL = 64  # rows of a tile of the iteration
+SMALL, LARGE = 64, 128  # rows of a tile
+WIDEST_ALONE = 256  # rows of a matrix that one program iterates on
 COLUMNS = 128  # of a tile of Q X
 ENOUGH = 264  # programs that keep a GPU busy
 NORM_EPS = 1e-7
@@ -58,6 +60,7 @@ def _below_diagonal(t):
 
 @triton.jit
 def _places(i, j, size, TILE: tl.constexpr):
+    """Offsets of tile (i, j) and of its mirror image, in int64 if size is."""
     row, column = i * TILE + tl.arange(0, TILE), j * TILE + tl.arange(0, TILE)
     return row[:, None] * size + column[None, :], column[None, :] * size + row[:, None]
 
@@ -96,6 +99,7 @@ def _gram_kernel(
         else:
             y = tl.load(mirror_ptr + at, mask=(mirror < rows)[:, None] & inside, other=0.0)
         acc = tl.dot(x, tl.trans(y), acc, input_precision=PRECISION)
+    size = size.to(tl.int64)
     out_ptr += (block * tl.num_programs(1) + split) * size * size
     _store_both(out_ptr, acc, i, j, size, TILE, ONE_TILE)
 
@@ -116,6 +120,18 @@ def _product(
 
 
 @triton.jit
+def _polynomial(
+    r_ptr, i, j, size, a, b, c,
+    TILE: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Tile (i, j) of a I + b R + c R R."""
+    square = _product(r_ptr, r_ptr, i, j, size, TILE, DEPTH, PRECISION)
+    here, _ = _places(i, j, size, TILE)
+    diagonal = tl.arange(0, TILE)[:, None] == tl.arange(0, TILE)[None, :]
+    return c * square + b * tl.load(r_ptr + here) + tl.where(diagonal & (i == j), a, 0.0)
+
+
+@triton.jit
 def _multiply(
     a_ptr, b_ptr, to_ptr, size,
     TILE: tl.constexpr, TILES: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
@@ -129,28 +145,25 @@ def _multiply(
 
 
 @triton.jit
-def _total(
-    partial_ptr, scale_ptr, r_ptr, splits, size, normalise, eps,
-    TILE: tl.constexpr, TILES: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """R, the sum of the parts of a Gram matrix, divided by the square of the norm of X."""
-    scale = 1.0
-    if normalise != 0:
-        at = tl.arange(0, BLOCK)
-        square = tl.zeros([BLOCK], tl.float32)
-        for split in tl.range(splits):
-            diagonal = split * size * size + at * (size + 1)
-            square += tl.load(partial_ptr + diagonal, mask=at < size, other=0.0)
-        scale = 1 / (tl.sqrt(tl.sum(square)) + eps)
-        tl.store(scale_ptr, scale)
-    for t in tl.range(TILES):
-        i, j = _below_diagonal(t)
-        here, _ = _places(i, j, size, TILE)
-        acc = tl.zeros([TILE, TILE], tl.float32)
-        for split in tl.range(splits):
-            acc += tl.load(partial_ptr + split * size * size + here)
-        _store_both(r_ptr, acc * scale * scale, i, j, size, TILE, TILES == 1)
-    tl.debug_barrier()
+def _scale(partial_ptr, splits, size, eps, BLOCK: tl.constexpr):
+    """1 / (|X| + eps), from the diagonals of the parts of its Gram matrix."""
+    square = tl.zeros([BLOCK], tl.float32)
+    for split in tl.range(splits):
+        for first in tl.range(0, size, BLOCK):
+            at = first + tl.arange(0, BLOCK)
+            diagonal = partial_ptr + (split * size * size + at * (size + 1))
+            square += tl.load(diagonal, mask=at < size, other=0.0)
+    return 1 / (tl.sqrt(tl.sum(square)) + eps)
+
+
+@triton.jit
+def _total(partial_ptr, to_ptr, i, j, splits, size, scale, TILE: tl.constexpr, ONE: tl.constexpr):
+    """Tile (i, j) of R, the sum of the parts of a Gram matrix times the square of `scale`."""
+    here, _ = _places(i, j, size, TILE)
+    acc = tl.zeros([TILE, TILE], tl.float32)
+    for split in tl.range(splits):
+        acc += tl.load(partial_ptr + split * size * size + here)
+    _store_both(to_ptr, acc * scale * scale, i, j, size, TILE, ONE)
 
 
 @triton.jit(do_not_specialize=["splits", "steps", "normalise"])
@@ -164,14 +177,18 @@ def _iterate_kernel(
     r_ptr = work_ptr + block * (MATRICES * area)
     z_ptr, t_ptr, q_ptr = r_ptr + area, r_ptr + 2 * area, r_ptr + 3 * area
     partial_ptr += block * splits * area
-    _total(partial_ptr, scale_ptr + block, r_ptr, splits, size, normalise, eps, TILE, TILES, BLOCK)
-    diagonal = tl.arange(0, TILE)[:, None] == tl.arange(0, TILE)[None, :]
+    scale = 1.0
+    if normalise != 0:
+        scale = _scale(partial_ptr, splits, size, eps, BLOCK)
+        tl.store(scale_ptr + block, scale)
+    for t in tl.range(TILES):
+        i, j = _below_diagonal(t)
+        _total(partial_ptr, r_ptr, i, j, splits, size, scale, TILE, TILES == 1)
+    tl.debug_barrier()
     for step in tl.range(steps):
         for t in tl.range(TILES):
             i, j = _below_diagonal(t)
-            square = _product(r_ptr, r_ptr, i, j, size, TILE, DEPTH, PRECISION)
-            here, _ = _places(i, j, size, TILE)
-            z = c * square + b * tl.load(r_ptr + here) + tl.where(diagonal & (i == j), a, 0.0)
+            z = _polynomial(r_ptr, i, j, size, a, b, c, TILE, DEPTH, PRECISION)
             _store_both(z_ptr, z, i, j, size, TILE, TILES == 1)
             if step == 0:
                 _store_both(q_ptr, z, i, j, size, TILE, TILES == 1)
@@ -189,6 +206,43 @@ def _iterate_kernel(
         here, _ = _places(i, j, size, TILE)
         q = tl.load(q_ptr + here).to(out_ptr.dtype.element_ty)
         _store_both(out_ptr, q, i, j, size, TILE, TILES == 1)
+
+
+@triton.jit
+def _scale_kernel(partial_ptr, scale_ptr, splits, size, eps, BLOCK: tl.constexpr):
+    block, size = tl.program_id(0).to(tl.int64), size.to(tl.int64)
+    scale = _scale(partial_ptr + block * splits * size * size, splits, size, eps, BLOCK)
+    tl.store(scale_ptr + block, scale)
+
+
+@triton.jit
+def _total_kernel(
+    partial_ptr, scale_ptr, r_ptr, splits, size, SCALED: tl.constexpr, TILE: tl.constexpr
+):
+    block, size = tl.program_id(1).to(tl.int64), size.to(tl.int64)
+    i, j = _below_diagonal(tl.program_id(0))
+    scale = 1.0
+    if SCALED:
+        scale = tl.load(scale_ptr + block)
+    partial_ptr += block * splits * size * size
+    _total(partial_ptr, r_ptr + block * size * size, i, j, splits, size, scale, TILE, False)
+
+
+@triton.jit
+def _product_kernel(
+    a_ptr, b_ptr, to_ptr, size, a, b, c,
+    POLYNOMIAL: tl.constexpr, TILE: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """to = A B for symmetric matrices that commute, or a I + b A + c A A."""
+    block, size = tl.program_id(1).to(tl.int64), size.to(tl.int64)
+    i, j = _below_diagonal(tl.program_id(0))
+    first = block * size * size
+    if POLYNOMIAL:
+        value = _polynomial(a_ptr + first, i, j, size, a, b, c, TILE, DEPTH, PRECISION)
+    else:
+        value = _product(a_ptr + first, b_ptr + first, i, j, size, TILE, DEPTH, PRECISION)
+    value = value.to(to_ptr.dtype.element_ty)
+    _store_both(to_ptr + first, value, i, j, size, TILE, False)
 
 
 @triton.jit
@@ -210,7 +264,7 @@ def _apply_kernel(
     acc = tl.zeros([TILE, COLUMNS], tl.float32)
     for first in tl.range(0, size, DEPTH):
         k = first + depth
-        q = tl.load(q_ptr + row[:, None] * size + k[None, :])
+        q = tl.load(q_ptr + row.to(tl.int64)[:, None] * size + k[None, :])
         at = k.to(tl.int64)[:, None] * x_row + column.to(tl.int64)[None, :] * x_column
         mask = (k < rows)[:, None] & (column < columns)[None, :]
         x = tl.load(x_ptr + at, mask=mask, other=0.0)
@@ -277,23 +331,35 @@ def orthogonalise(
 ) -> None:
     """Writes the iterate O of x into out, or updates out with it.
 
-    x, out: [blocks, m, n] with 1 <= m <= min(n, 256), of any strides.
+    x, out: [blocks, m, n] with 1 <= m <= n, of any strides. Above m = 256 as many blocks at a time
+    as fill a GPU: their matrices take half a gigabyte, or 20 m m bytes if that is more.
     """
-    blocks, rows, columns = x.shape
-    size = triton.cdiv(rows, SMALL) * SMALL
-    splits = max(1, min(triton.cdiv(columns, 512), ENOUGH // blocks))
+    blocks, rows, _ = x.shape
+    tile = _tile(rows, iteration.precision)
+    size = triton.cdiv(rows, tile) * tile
+    count = blocks if rows <= WIDEST_ALONE else max(1, 4 * ENOUGH // _tiles(size, tile))
+    for first in range(0, blocks, count):
+        some = slice(first, first + count)
+        _orthogonalise_some(x[some], size, iteration, out[some], update)
+
+
+def _orthogonalise_some(
+    x: torch.Tensor, size: int, iteration: Iteration, out: torch.Tensor, update: Update | None
+) -> None:
+    (blocks, rows, columns), alone = x.shape, x.shape[1] <= WIDEST_ALONE
+    programs = blocks * (1 if alone else _tiles(size, _tile(rows, iteration.precision)))
+    splits = max(1, min(triton.cdiv(columns, 512), ENOUGH // programs))
     kind = torch.float32 if x.dtype == torch.float32 else torch.float16
     room = partial(torch.empty, dtype=torch.float32, device=x.device)
-    parts, work = room(blocks, splits, size, size), room(blocks, MATRICES.value, size, size)
-    scale, q = room(blocks), torch.empty(blocks, size, size, dtype=kind, device=x.device)
+    parts, scale = room(blocks, splits, size, size), room(blocks)
+    matrices = MATRICES.value if alone else 4
+    work = room(blocks, matrices, size, size) if alone else room(matrices, blocks, size, size)
+    q = torch.empty(blocks, size, size, dtype=kind, device=x.device)
     runs = _runs(iteration.steps)
     for index, steps in enumerate(runs):
         _gram(x, parts, iteration.precision)
-        _iterate_kernel[(blocks,)](
-            parts, scale, work, q, splits, size, steps, int(index == 0), *iteration.coefficients,
-            NORM_EPS, BLOCK=triton.next_power_of_2(size), TILE=SMALL, TILES=_tiles(size, SMALL),
-            DEPTH=32, PRECISION=iteration.precision, num_warps=8,
-        )  # fmt: skip
+        iterate = _iterate_alone if alone else _iterate_tiled
+        iterate(parts, scale if index == 0 else None, work, q, steps, iteration)
         last = index == len(runs) - 1
         to = out if last else torch.empty(x.shape, dtype=kind, device=x.device)
         first_scale = scale if index == 0 else None
@@ -301,9 +367,64 @@ def orthogonalise(
         x = to
 
 
-def _tile(size: int, precision: str) -> int:
-    """128 where one such tile is a block; three products of its parts would spill registers."""
-    return 128 if size == 128 and precision == "tf32" else SMALL
+def _iterate_alone(
+    parts: torch.Tensor, scale: torch.Tensor | None, work: torch.Tensor, q: torch.Tensor,
+    steps: int, iteration: Iteration,
+) -> None:  # fmt: skip
+    """q = the product of the polynomials of `steps` steps, a program for each block.
+
+    parts: [blocks, splits, m, m], those of the Gram matrix; scale: room for 1 / |X|, by which X is
+    divided where it is given; work: room for the matrices of the iteration.
+    """
+    blocks, splits, size = parts.shape[:3]
+    _iterate_kernel[(blocks,)](
+        parts, work if scale is None else scale, work, q, splits, size, steps,
+        int(scale is not None), *iteration.coefficients, NORM_EPS,
+        BLOCK=triton.next_power_of_2(size), TILE=SMALL, TILES=_tiles(size, SMALL), DEPTH=32,
+        PRECISION=iteration.precision, num_warps=8,
+    )  # fmt: skip
+
+
+def _iterate_tiled(
+    parts: torch.Tensor, scale: torch.Tensor | None, work: torch.Tensor, q: torch.Tensor,
+    steps: int, iteration: Iteration,
+) -> None:  # fmt: skip
+    """As `_iterate_alone`, a program for each tile of a product."""
+    blocks, splits, size = parts.shape[:3]
+    tile = _tile(size, iteration.precision)
+    grid = (_tiles(size, tile), blocks)
+    if scale is not None:
+        _scale_kernel[(blocks,)](parts, scale, splits, size, NORM_EPS, BLOCK=1024)
+    r, z, t, f = work.unbind()
+    _total_kernel[grid](
+        parts, parts if scale is None else scale, r, splits, size, SCALED=scale is not None,
+        TILE=tile, num_warps=8,
+    )  # fmt: skip
+
+    def multiply(a: torch.Tensor, b: torch.Tensor, to: torch.Tensor, polynomial: bool) -> None:
+        _product_kernel[grid](
+            a, b, to, size, *iteration.coefficients, POLYNOMIAL=polynomial, TILE=tile, DEPTH=32,
+            PRECISION=iteration.precision, num_warps=8,
+        )  # fmt: skip
+
+    for step in range(steps):
+        last = step == steps - 1
+        multiply(r, r, q if steps == 1 else z, True)
+        if not last:
+            multiply(z, r, t, False)
+            multiply(t, z, r, False)
+        if step == 0:
+            z, f = f, z
+        else:
+            multiply(z, f, q if last else t, False)
+            t, f = f, t
+
+
+def _tile(rows: int, precision: str) -> int:
+    """128 where one such tile is a block, or where there are many; three products of its parts
+    would spill registers."""
+    fits = SMALL < rows <= LARGE or rows > WIDEST_ALONE
+    return LARGE if fits and precision == "tf32" else SMALL
 
 
 def _tiles(size: int, tile: int) -> int:
@@ -317,9 +438,11 @@ def _gram(x: torch.Tensor, parts: torch.Tensor, precision: str) -> None:
     tile = _tile(size, precision)
     tiles = _tiles(size, tile)
     share = triton.cdiv(triton.cdiv(columns, splits), 64) * 64
+    aligned = tile == SMALL or any(stride % 16 == 0 for stride in x.stride()[1:])
+    depth = 128 // x.element_size() if aligned else 32  # element by element, registers are short
     _gram_kernel[(tiles, splits, blocks)](
         x, parts, *x.stride(), rows, columns, size, share, ONE_TILE=tiles == 1, TILE=tile,
-        DEPTH=128 // x.element_size(), PRECISION=precision, num_warps=8,
+        DEPTH=depth, PRECISION=precision, num_warps=8,
     )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ import minitriton as triton
 import minitriton.language as tl
 from minitriton.kernels import checks
 from minitriton.kernels.checks import KernelArgumentError
+from minitriton.kernels.gemm import sum_partials
 from minitriton.kernels.operator import operator
 from minitriton.kernels.rows import row_tile, rows_in_place
 
@@ -214,7 +215,7 @@ def _backward(
         num_warps=warps,
     )  # fmt: skip
     if train_weight:
-        dweight.copy_(partial.sum(0))
+        sum_partials(partial, dweight)
     return dx, dgate, dweight
 
 

@@ -107,6 +107,16 @@ def _quantile_kernel(
     tl.store(out_ptr + expert, tl.where(share > 0, quantile, old))
 
 
+@triton.jit
+def _centre_kernel(new_ptr, old_ptr, out_ptr, experts, ema, BLOCK: tl.constexpr):
+    """new - mean(new), and of that and `old` the mean with weights 1 - ema and ema."""
+    at = tl.arange(0, BLOCK)
+    mask = at < experts
+    new = tl.load(new_ptr + at, mask=mask, other=0.0)
+    new -= tl.sum(new) / experts
+    tl.store(out_ptr + at, new + ema * (tl.load(old_ptr + at, mask=mask) - new), mask=mask)
+
+
 def quantile_bias(
     scores: torch.Tensor, bias: torch.Tensor, topk: int, cutoff: torch.Tensor | None = None
 ) -> torch.Tensor:
@@ -216,20 +226,28 @@ def _block(experts: int) -> int:
     return max(128, triton.next_power_of_2(experts))
 
 
+def _centred(new: torch.Tensor, old: torch.Tensor, ema: float = 0.0) -> torch.Tensor:
+    out = torch.empty(new.shape, dtype=torch.float32, device=new.device)
+    _centre_kernel[(1,)](
+        new.contiguous(), old.contiguous(), out, new.numel(), ema, BLOCK=_block(new.numel())
+    )
+    return out
+
+
 @operator("quantile_bias")
 def _quantile_bias_op(
     scores: torch.Tensor, bias: torch.Tensor, topk: int, cutoff: torch.Tensor
 ) -> torch.Tensor:
     tokens, experts = scores.shape
     if tokens == 0:
-        return bias - bias.mean()
+        return _centred(bias, bias)
     x = dense(scores)
     new = torch.empty(experts, dtype=torch.float32, device=x.device)
     _exact_kernel[(triton.cdiv(experts, 8),)](
         x, cutoff.contiguous(), new, x.stride(0), tokens, experts, tokens * topk // experts + 1,
         ROWS=512, EXPERTS=8, num_warps=8,
     )  # fmt: skip
-    return new - new.mean()
+    return _centred(new, bias)
 
 
 @operator("quantile_histogram", mutates_args=("hist",))
@@ -256,8 +274,7 @@ def _from_histogram_op(
         hist, bias.contiguous(), new, experts, bins, topk,
         BINS=max(128, triton.next_power_of_2(bins)), BLOCK=_block(experts), num_warps=4,
     )  # fmt: skip
-    new -= new.mean()
-    return new if ema == 0 else torch.lerp(new, bias, ema)
+    return _centred(new, bias, ema)
 
 
 _quantile_bias_op.register_fake(lambda scores, bias, topk, cutoff: bias.new_empty(bias.shape))

@@ -24,7 +24,7 @@ from minitriton.kernels import checks
 from minitriton.kernels import short_conv_kernels as kernels
 from minitriton.kernels.checks import KernelArgumentError
 from minitriton.kernels.operator import operator
-from minitriton.kernels.packing import bounds_on
+from minitriton.kernels.packing import bounds_on, count_sequences
 from minitriton.kernels.rows import dense
 
 WIDTHS = (2, 3, 4)
@@ -61,7 +61,7 @@ def short_conv(
     argument that does not fit.
     """
     check_inputs(x, weight, bias, norm_heads, rank=3)
-    sequences = _sequences(x, cu_seqlens)
+    sequences = count_sequences(cu_seqlens, x, "x")
     if initial_state is not None:
         check_state("initial_state", initial_state, x, weight, sequences)
     out, final = _conv_op(
@@ -168,25 +168,6 @@ def _agree(name: str, tensor: torch.Tensor, x: torch.Tensor) -> None:
         raise KernelArgumentError(
             f"argument '{name}': device {tensor.device} differs from that of 'x', {x.device}"
         )
-
-
-def _sequences(x: torch.Tensor, cu_seqlens: object) -> int:
-    if cu_seqlens is None:
-        return x.shape[0]
-    if (
-        not isinstance(cu_seqlens, torch.Tensor)
-        or cu_seqlens.dtype not in (torch.int32, torch.int64)
-        or cu_seqlens.dim() != 1
-        or cu_seqlens.shape[0] < 2
-    ):
-        raise KernelArgumentError(
-            "argument 'cu_seqlens': it must be an int32 or int64 tensor of N + 1 >= 2 bounds"
-        )
-    if x.shape[0] != 1:
-        raise KernelArgumentError(
-            f"argument 'cu_seqlens': packed sequences need a batch of 1; 'x' has {x.shape[0]}"
-        )
-    return cu_seqlens.shape[0] - 1
 
 
 def tile_of(columns: int, norm: int) -> tuple[dict[str, int], int]:
@@ -300,10 +281,9 @@ def _backward(
             dx, partial, dy.stride(0), dy.stride(1), *call.strides(), batches, tokens, columns,
             length, **call.flags(), **tile, AHEAD=1 if packed_state else AHEAD // 2,
         )  # fmt: skip
-        sums = partial.sum(0)
-        dweight.copy_(sums[:width].t())
-        if call.bias is not None:
-            dbias.copy_(sums[width])
+        kernels.sums_kernel[(triton.cdiv(columns, 64), width + (call.bias is not None))](
+            partial, dweight, dbias, along, columns, WIDTH=width, DEPTH=32, BLOCK=64
+        )
     else:
         dweight.zero_()
         dbias.zero_()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import minitriton as triton
 import minitriton.language as tl
+from minitriton.kernels.gemm import sum_parts
 
 NORM_EPS = tl.constexpr(1e-6)  # of the L2 norm, under the root
 WALK = ("batches", "tokens", "length")  # one variant of a kernel serves all of them
@@ -265,6 +266,24 @@ def _store_sums(
     for k in tl.static_range(WIDTH):
         tl.store(to + (WIDTH - 1 - k) * columns, tl.sum(sums[k], axis=0), mask=ok)
     tl.store(to + WIDTH * columns, tl.sum(sums[4], axis=0), mask=ok)
+
+
+@triton.jit(do_not_specialize=("parts",))
+def sums_kernel(
+    partial_ptr, dweight_ptr, dbias_ptr, parts, columns,
+    WIDTH: tl.constexpr, DEPTH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Gradients of weight [columns, WIDTH] and bias from what `_store_sums` wrote, a row each."""
+    row = tl.program_id(1)
+    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = column < columns
+    stride = columns.to(tl.int64) * (WIDTH + 1)
+    total = sum_parts(partial_ptr + row * columns, stride, parts, column, mask, DEPTH)
+    if row < WIDTH:
+        to = dweight_ptr + column * WIDTH + row
+        tl.store(to, total.to(dweight_ptr.dtype.element_ty), mask=mask)
+    else:
+        tl.store(dbias_ptr + column, total.to(dbias_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=("tokens", "sequences", "steps"))

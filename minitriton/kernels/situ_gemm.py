@@ -5,8 +5,7 @@
 Source: Kimi K3 technical report, eq. 12; the layer is the first half of its dense layer 0 and of
 its shared experts. One kernel computes both halves of each output tile, so that gate and up are
 written (rounded, for the backward pass) only where a gradient will be needed, and never read again
-in the forward pass. The backward pass is one elementwise kernel and two plain products, which
-torch.mm does.
+in the forward pass. The backward pass is one elementwise kernel and two products of `gemm.py`.
 """
 
 from __future__ import annotations
@@ -18,9 +17,10 @@ import torch
 import minitriton as triton
 import minitriton.language as tl
 from minitriton.kernels import checks
+from minitriton.kernels.gemm import gemm
 from minitriton.kernels.operator import operator
 from minitriton.kernels.rows import dense, rows_of
-from minitriton.kernels.situ import fast_tanh, situ_glu_reference, situ_of, situ_slope
+from minitriton.kernels.situ import situ_glu_reference, situ_of, situ_slope, tanh_of_share
 
 BLOCK = 1024  # elements of a row per program of the elementwise backward kernel
 GROUP = 8  # blocks of rows that walk through the columns together and share weights in L2
@@ -30,7 +30,7 @@ GROUP = 8  # blocks of rows that walk through the columns together and share wei
 def glu(gate, up, beta1, beta2, CAPPED: tl.constexpr, EXACT: tl.constexpr):
     """SiTU-GLU of fp32 tiles."""
     if CAPPED:
-        up = beta2 * fast_tanh(up / beta2, EXACT)
+        up = beta2 * tanh_of_share(up, beta2, EXACT)
     return situ_of(gate, beta1, EXACT) * up
 
 
@@ -40,7 +40,7 @@ def glu_backward(gate, up, beta1, beta2, CAPPED: tl.constexpr, EXACT: tl.constex
     s = situ_of(gate, beta1, EXACT)
     slope = s
     if CAPPED:
-        t = fast_tanh(up / beta2, EXACT)
+        t = tanh_of_share(up, beta2, EXACT)
         up = beta2 * t
         slope = s * (1 - t * t)
     return s * up, situ_slope(gate, beta1, EXACT) * up, slope
@@ -93,42 +93,47 @@ def glu_product(
 
 @triton.jit
 def store_glu(
-    gate, up, act_ptrs, h_ptrs, columns, mask, beta1, beta2,
+    gate, up, act_ptr, h_ptr, row, n, columns, mask, beta1, beta2,
     CAPPED: tl.constexpr, EXACT: tl.constexpr, SAVE: tl.constexpr,
 ):  # fmt: skip
-    """Writes SiTU-GLU of gate and up, rounded, and with SAVE these, `columns` elements apart."""
-    element = act_ptrs.dtype.element_ty
+    """Writes SiTU-GLU of gate and up, rounded, and with SAVE these side by side, to columns n of
+    the rows from `row` on."""
+    element = act_ptr.dtype.element_ty
     gate, up = gate.to(element), up.to(element)  # what the backward pass reads
+    r = tl.arange(0, gate.shape[0])[:, None]  # 32 bits do within a tile
+    start = row.to(tl.int64) * columns
     if SAVE:
+        h_ptrs = h_ptr + 2 * start + (r * (2 * columns) + n[None, :])
         tl.store(h_ptrs, gate, mask=mask)
         tl.store(h_ptrs + columns, up, mask=mask)
     act = glu(gate.to(tl.float32), up.to(tl.float32), beta1, beta2, CAPPED, EXACT)
-    tl.store(act_ptrs, act.to(element), mask=mask)
+    tl.store(act_ptr + start + (r * columns + n[None, :]), act.to(element), mask=mask)
 
 
 @triton.jit
 def _forward_kernel(
     x_ptr, w_ptr, act_ptr, h_ptr, x_stride, n_stride, k_stride, rows, columns, depth, beta1, beta2,
     CAPPED: tl.constexpr, EXACT: tl.constexpr, SAVE: tl.constexpr, EVEN: tl.constexpr,
-    PRECISION: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    GROUP: tl.constexpr,
+    WHOLE: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
+    """One tile of SiTU-GLU(x W13^T). WHOLE promises that tiles divide rows and columns."""
     blocks = tl.cdiv(columns, BLOCK_N)
     pid = tl.program_id(0)
     tile, block = tl.swizzle2d(pid // blocks, pid % blocks, tl.cdiv(rows, ROWS), blocks, GROUP)
-    row = tile.to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    row = tile * ROWS + tl.arange(0, ROWS)
     n = block * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
-    x_ptrs = x_ptr + (row % rows)[:, None] * x_stride + k[None, :]
+    x_ptrs = x_ptr + (row % rows).to(tl.int64)[:, None] * x_stride + k[None, :]
     gate_ptrs = w_ptr + (n % columns).to(tl.int64)[None, :] * n_stride + k[:, None] * k_stride
     up_offset = columns.to(tl.int64) * n_stride
     gate, up = glu_product(
         x_ptrs, gate_ptrs, up_offset, depth, k_stride, EVEN, ROWS, BLOCK_N, BLOCK_K, PRECISION
     )
-    mask = (row < rows)[:, None] & (n < columns)[None, :]
-    act_ptrs = act_ptr + row[:, None] * columns + n[None, :]
-    h_ptrs = h_ptr + row[:, None] * (2 * columns) + n[None, :]
-    store_glu(gate, up, act_ptrs, h_ptrs, columns, mask, beta1, beta2, CAPPED, EXACT, SAVE)
+    mask = None if WHOLE else (row < rows)[:, None] & (n < columns)[None, :]
+    store_glu(
+        gate, up, act_ptr, h_ptr, tile * ROWS, n, columns, mask, beta1, beta2, CAPPED, EXACT, SAVE
+    )
 
 
 @triton.jit
@@ -182,17 +187,18 @@ def situ_glu_linear_reference(
     return situ_glu_reference(gate, up, beta1, beta2)
 
 
-def glu_config(dtype: torch.dtype, rows: int, columns: int, depth: int) -> dict[str, int]:
-    """Launch configuration for `rows` rows per tile (16, 64 or 128) of two products."""
+def glu_config(
+    dtype: torch.dtype, rows: int, columns: int, depth: int, whole: bool
+) -> dict[str, int]:
+    """Launch configuration for `rows` rows per tile (16, 64 or 128) of two products; whole: stores
+    need no masks if BLOCK_N divides the columns."""
     config = {"BLOCK_N": 64, "BLOCK_K": 32, "num_warps": 4 if rows < 128 else 8, "num_stages": 4}
     if dtype == torch.float32 or columns % 16 or depth % 16:  # odd sizes go element by element
-        return config | {"BLOCK_N": 32, "num_stages": 3}
-    if rows <= 16:  # few rows: the weights stream through, so many bytes in flight
-        return config | {"BLOCK_K": 64}
-    if dtype == torch.float16:  # an epilogue with the longer tanh
-        return config
-    # 16 warps per SM
-    return config | {"maxnreg": 128, "num_warps": 8, "BLOCK_N": 128 if rows < 128 else 64}
+        return config | {"BLOCK_N": 32, "BLOCK_K": 16 if dtype == torch.float32 else 32}
+    config["BLOCK_K"] = 64
+    if rows > 16 and whole and columns % 128 == 0 and dtype == torch.bfloat16:
+        config["BLOCK_N"] = 128  # both accumulators fill the registers
+    return config
 
 
 def _tile_rows(rows: int) -> int:
@@ -214,30 +220,44 @@ def _situ_glu_linear_op(
     a, w = dense(rows_of(x)), strided_weight(w13)
     rows, (columns, depth) = a.shape[0], (w.shape[0] // 2, w.shape[1])
     tile = _tile_rows(rows)
-    config = glu_config(x.dtype, tile, columns, depth)
+    config = glu_config(x.dtype, tile, columns, depth, rows % tile == 0)
+    whole = rows % tile == 0 and columns % config["BLOCK_N"] == 0
     grid = (triton.cdiv(rows, tile) * triton.cdiv(columns, config["BLOCK_N"]),)
     _forward_kernel[grid](
         a, w, out, h, a.stride(0), *w.stride(), rows, columns, depth, beta1, beta2 or 1.0,
         CAPPED=beta2 is not None, EXACT=x.dtype != torch.bfloat16, SAVE=save,
-        EVEN=depth % config["BLOCK_K"] == 0, PRECISION="tf32x3", ROWS=tile, GROUP=GROUP, **config,
+        EVEN=depth % config["BLOCK_K"] == 0, WHOLE=whole, PRECISION="tf32x3", ROWS=tile,
+        GROUP=GROUP, **config,
     )  # fmt: skip
     return out, h
 
 
 @operator("situ_glu_linear_backward")
 def _backward_op(
-    grad: torch.Tensor, h: torch.Tensor, beta1: float, beta2: float | None
-) -> torch.Tensor:
-    """Gradient of h = [gate, up] as a matrix of rows."""
-    dh = torch.empty_like(h)
-    if dh.numel() > 0:
-        dy = dense(rows_of(grad))
-        rows, columns = dy.shape
-        _backward_kernel[(rows, triton.cdiv(columns, BLOCK))](
-            dy, h, dh, dy.stride(0), columns, beta1, beta2 or 1.0, CAPPED=beta2 is not None,
-            EXACT=h.dtype != torch.bfloat16, BLOCK=BLOCK,
-        )  # fmt: skip
-    return dh
+    grad: torch.Tensor, x: torch.Tensor, w13: torch.Tensor, h: torch.Tensor, beta1: float,
+    beta2: float | None, wanted: list[bool],
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Gradients of x and w13; one that is not wanted is empty."""
+    dx, dw = _empty_gradients(x, w13, wanted)
+    if h.numel() == 0:
+        return dx, dw.zero_()
+    dh, dy = torch.empty_like(h), dense(rows_of(grad))
+    rows, columns = dy.shape
+    _backward_kernel[(rows, triton.cdiv(columns, BLOCK))](
+        dy, h, dh, dy.stride(0), columns, beta1, beta2 or 1.0, CAPPED=beta2 is not None,
+        EXACT=h.dtype != torch.bfloat16, BLOCK=BLOCK,
+    )  # fmt: skip
+    if wanted[0]:
+        gemm(dh, w13, dx.view(rows, -1))
+    if wanted[1]:
+        gemm(dh.T, x.reshape(rows, -1), dw)
+    return dx, dw
+
+
+def _empty_gradients(
+    x: torch.Tensor, w13: torch.Tensor, wanted: list[bool]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return x.new_empty(x.shape if wanted[0] else 0), w13.new_empty(w13.shape if wanted[1] else 0)
 
 
 def _empty_outputs(
@@ -248,7 +268,9 @@ def _empty_outputs(
 
 
 _situ_glu_linear_op.register_fake(lambda x, w13, beta1, beta2, save: _empty_outputs(x, w13, save))
-_backward_op.register_fake(lambda grad, h, beta1, beta2: torch.empty_like(h))
+_backward_op.register_fake(
+    lambda grad, x, w13, h, beta1, beta2, wanted: _empty_gradients(x, w13, wanted)
+)
 
 
 def _save(ctx: Any, inputs: Any, output: Any) -> None:
@@ -258,11 +280,9 @@ def _save(ctx: Any, inputs: Any, output: Any) -> None:
 
 
 def _differentiate(ctx: Any, grad: torch.Tensor, _: Any) -> Any:
-    x, w13, h = ctx.saved_tensors
-    dh = _backward_op(grad, h, *ctx.betas)
-    dx = (dh @ w13).view(x.shape) if ctx.needs_input_grad[0] else None
-    dw = dh.T @ x.reshape(-1, x.shape[-1]) if ctx.needs_input_grad[1] else None
-    return dx, dw, None, None, None
+    wanted = list(ctx.needs_input_grad[:2])
+    dx, dw = _backward_op(grad, *ctx.saved_tensors, *ctx.betas, wanted)
+    return dx if wanted[0] else None, dw if wanted[1] else None, None, None, None
 
 
 _situ_glu_linear_op.register_autograd(_differentiate, setup_context=_save)

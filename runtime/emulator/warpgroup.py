@@ -1,9 +1,10 @@
 """wgmma: matrix products of warpgroups on shared memory that run beside the threads.
 
-Each warp computes its own 16 rows of a 64-row instruction. A product reads its operands and
-changes its accumulators when it lands: at issue (early) or when its warp waits for its group
-(late), as the landing policy says; for the race check its reads last until that wait either way.
-So a missing wait, commit or barrier shows in the result or is reported.
+Each warp computes its own 16 rows of a 64-row instruction. Sums are exact, of fp8 products too, of
+which the hardware keeps some 14 bits. A product reads its operands and changes its accumulators
+when it lands: at issue (early) or when its warp waits for its group (late), as the landing policy
+says; for the race check its reads last until that wait either way. So a missing wait, commit or
+barrier shows in the result or is reported.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from minitriton.runtime.emulator import minifloat
 from minitriton.runtime.emulator.checks import UninitialisedRead
 from minitriton.runtime.emulator.formats import F32, F64, canonical_f32, to_f32
 from minitriton.runtime.emulator.fragments import a_positions
@@ -25,7 +27,7 @@ from minitriton.runtime.emulator.syntax import Immediate, Vector
 from minitriton.runtime.emulator.tensor import operand_values
 
 Step = Callable[[Any, Any], None]
-_DEPTH = 16
+_ROW_BYTES = 32  # of each row or column of an operand that one instruction reads
 _CHUNK = 16  # bytes that lie together whatever the swizzle
 _SPANS = np.array([0, 128, 64, 32])  # by the descriptor's swizzle code
 
@@ -41,20 +43,22 @@ class Product:
     left: np.ndarray | None  # arena offsets of A's elements; None: A is in registers
     right: np.ndarray  # arena offsets of B's elements
     landed: bool
+    size: int  # bytes of an element
 
     def subset(self, pick: np.ndarray) -> Product:
         left = None if self.left is None else self.left[pick]
         return Product(
             self.ins, self.land, self.warps[pick], self.group[pick], left, self.right[pick],
-            self.landed,
+            self.landed, self.size,
         )  # fmt: skip
 
     def chunks(self) -> np.ndarray:
         """Arena offsets of the 16-byte chunks that each warp reads, [warps, n]."""
         parts = [self.right] if self.left is None else [self.left, self.right]
         return np.concatenate(
-            [part[..., :: _CHUNK // 2].reshape(len(self.warps), -1) for part in parts], axis=1
-        ) & ~np.int64(_CHUNK - 1)  # fmt: skip
+            [part[..., :: _CHUNK // self.size].reshape(len(self.warps), -1) for part in parts],
+            axis=1,
+        ) & ~np.int64(_CHUNK - 1)
 
 
 class ProductEngine:
@@ -107,9 +111,11 @@ class ProductEngine:
 
 
 def _offsets(
-    ins: Ins, c: Any, warps: np.ndarray, descriptor: np.ndarray, rows: np.ndarray, mn_major: bool
-) -> np.ndarray:
-    """Arena offsets of elements: [warps, len(rows), 16], or [warps, 16, len(rows)] if mn_major.
+    ins: Ins, c: Any, warps: np.ndarray, descriptor: np.ndarray, rows: np.ndarray, size: int,
+    mn_major: bool,
+) -> np.ndarray:  # fmt: skip
+    """Arena offsets of elements of `size` bytes: [warps, len(rows), depth], or [warps, depth,
+    len(rows)] if mn_major.
 
     rows: indices along M or N. The fastest dimension in memory comes last.
     """
@@ -121,18 +127,18 @@ def _offsets(
     if odd or not span.all():
         raise ins.unsupported("only swizzled descriptors without a base offset")
     span = span[:, None, None]
-    k = np.arange(_DEPTH)
+    k = np.arange(_ROW_BYTES // size)
     if mn_major:
-        line = span // 2
+        line = span // size
         outer, inner = k[:, None], rows[None, :]
-        at = start + inner // line * leading + inner % line * 2
+        at = start + inner // line * leading + inner % line * size
         at = at + outer // 8 * stride + outer % 8 * span
     else:
         outer, inner = rows[:, None], k[None, :]
-        at = start + outer // 8 * stride + outer % 8 * span + inner * 2
+        at = start + outer // 8 * stride + outer % 8 * span + inner * size
     at = at ^ (at >> 7 & span // 16 - 1) << 4
     lanes = np.broadcast_to((warps * 32)[:, None, None], at.shape)
-    return c.shared.index(ins, c, lanes.reshape(-1), at.reshape(-1), 2).reshape(at.shape)
+    return c.shared.index(ins, c, lanes.reshape(-1), at.reshape(-1), size).reshape(at.shape)
 
 
 def _uniform(ins: Ins, value: np.ndarray, warps: int) -> np.ndarray:
@@ -145,20 +151,23 @@ def _uniform(ins: Ins, value: np.ndarray, warps: int) -> np.ndarray:
 
 def _product(ins: Ins) -> Step:
     shape, d_type, a_type, b_type = ins.mods[-4:]
-    columns = int(shape.removeprefix("m64n").removesuffix("k16"))
-    if d_type != "f32" or a_type != b_type or a_type not in ("f16", "bf16"):
-        raise ins.unsupported("only f16 or bf16 products summed in f32")
+    columns, depth = map(int, shape.removeprefix("m64n").split("k"))
+    size = _ROW_BYTES // depth
+    kinds = (a_type, b_type) in (("f16", "f16"), ("bf16", "bf16"))
+    kinds |= a_type in minifloat.NAMES and b_type in minifloat.NAMES
+    if d_type != "f32" or not kinds:
+        raise ins.unsupported("only f16, bf16 or fp8 products summed in f32")
     d, a, b, flag, *rest = ins.ops
     from_registers = isinstance(a, Vector)
     numbers = [o.value for o in rest if isinstance(o, Immediate)]
-    expected = 3 if from_registers else 4
-    if len(numbers) != expected or numbers[:2] != [1, 1] or len(d.items) != columns // 2:
+    orders = 0 if size == 1 else 1 if from_registers else 2  # fp8 operands are K-major
+    if len(numbers) != 2 + orders or numbers[:2] != [1, 1] or len(d.items) != columns // 2:
         raise ins.unsupported("operand signs or sizes")
-    a_mn, b_mn = (False, *numbers[2:]) if from_registers else numbers[2:]
+    a_mn, b_mn = (*(0,) * (2 - orders), *numbers[2:])
     read_a = [reader(ins, r, 32) for r in a.items] if from_registers else [reader(ins, a, 64)]
     read_b, read_flag = reader(ins, b, 64), reader(ins, flag, 1)
     sums = [(reader(ins, r, 32), writer(ins, r, 32)) for r in d.items]
-    fragment = a_positions(16, _DEPTH, 2)
+    fragment = a_positions(16, depth, 4 // size)
     row, column = _accumulator(columns)
 
     def land(c: Any, warps: np.ndarray, left: Any, right: np.ndarray) -> None:
@@ -167,7 +176,7 @@ def _product(ins: Ins) -> Step:
             x = operand_values(_stack(c, lanes, read_a, len(warps)), a_type)[:, fragment]
         else:
             x = _values(c, left, a_type, bool(a_mn))
-        y = _values(c, right, a_type, not b_mn)
+        y = _values(c, right, b_type, not b_mn)
         total = np.matmul(x, y)[:, row, column]  # [warps, registers, 32]
         keep = np.broadcast_to(read_flag(c, lanes), lanes.shape).reshape(len(warps), 32)
         for j, (read, write) in enumerate(sums):
@@ -181,18 +190,18 @@ def _product(ins: Ins) -> Step:
         left = None
         if not from_registers:
             descriptor = _uniform(ins, read_a[0](c, ix), len(warps))
-            left = np.empty((len(warps), 16, _DEPTH), np.int64)
+            left = np.empty((len(warps), 16, depth), np.int64)
             for quarter in np.unique(local):
                 pick = local == quarter
                 rows = np.arange(16 * quarter, 16 * quarter + 16)
-                left[pick] = _offsets(ins, c, warps[pick], descriptor[pick], rows, bool(a_mn))
+                left[pick] = _offsets(ins, c, warps[pick], descriptor[pick], rows, size, bool(a_mn))
         descriptor = _uniform(ins, read_b(c, ix), len(warps))
-        right = _offsets(ins, c, warps, descriptor, np.arange(columns), bool(b_mn))
+        right = _offsets(ins, c, warps, descriptor, np.arange(columns), size, bool(b_mn))
         engine: ProductEngine = c.engines["wgmma"]
-        product = Product(ins, land, warps, engine.committed[warps], left, right, False)
+        product = Product(ins, land, warps, engine.committed[warps], left, right, False, size)
         _check_defined(ins, c, product)
         engine.issue(product)
-        c.flops[f"mma_{a_type}"] += 2 * 16 * columns * _DEPTH * len(warps)
+        c.flops[f"mma_{a_type}"] += 2 * 16 * columns * depth * len(warps)
 
     return run
 
@@ -207,7 +216,10 @@ def _accumulator(columns: int) -> tuple[np.ndarray, np.ndarray]:
 
 def _values(c: Any, at: np.ndarray, ptx_type: str, transposed: bool) -> np.ndarray:
     """Elements at arena offsets as float64 matrices, turned where the memory order asks for it."""
-    values = to_f32(c.shared.views[2].take(at >> 1), ptx_type).astype(F64)
+    if ptx_type in minifloat.NAMES:
+        values = minifloat.decode(c.shared.views[1].take(at), ptx_type).astype(F64)
+    else:
+        values = to_f32(c.shared.views[2].take(at >> 1), ptx_type).astype(F64)
     return values.transpose(0, 2, 1) if transposed else values
 
 

@@ -9,12 +9,12 @@ from minitriton.ir.linear_layout import LinearLayout
 from minitriton.ir.matrix_descriptor import matrix_descriptor, operand_span
 
 
-def hardware_address(descriptor: int, free: int, k: int, *, k_major: bool) -> int:
+def hardware_address(descriptor: int, free: int, k: int, *, k_major: bool, size: int) -> int:
     """Byte address that wgmma reads for element (free, k) of an instruction, from the 64 bits."""
     start, leading, stride = ((descriptor >> shift & 0x3FFF) << 4 for shift in (0, 16, 32))
     span = {1: 128, 2: 64, 3: 32}[descriptor >> 62]
     if k_major:
-        address = start + free // 8 * stride + free % 8 * span + 2 * k
+        address = start + free // 8 * stride + free % 8 * span + size * k
     else:
         per_line = span // 2
         address = start + free // per_line * leading + k // 8 * stride + k % 8 * span
@@ -22,14 +22,14 @@ def hardware_address(descriptor: int, free: int, k: int, *, k_major: bool) -> in
     return address ^ (address >> 7 & span // 16 - 1) << 4
 
 
-def stored_address(slot: LinearLayout, free: int, k: int, op_index: int) -> int:
+def stored_address(slot: LinearLayout, free: int, k: int, op_index: int, size: int) -> int:
     """Where the layout says that element is."""
     where = (free, k) if op_index == 0 else (k, free)
     vectors = dict(slot.bases)["offset"]
     shifts = LinearLayout(slot.shape, ()).dim_shifts
     wanted = sum(c << s for c, s in zip(where, shifts, strict=True))
     columns = [sum(c << s for c, s in zip(v, shifts, strict=True)) for v in vectors]
-    return 2 * inverse(tuple(columns))[wanted]
+    return size * inverse(tuple(columns))[wanted]
 
 
 _INVERSES: dict[tuple[int, ...], list[int]] = {}
@@ -51,29 +51,32 @@ def inverse(columns: tuple[int, ...]) -> list[int]:
     free=st.sampled_from([8, 16, 32, 64, 128, 256]),
     depth=st.sampled_from([16, 32, 64, 128]),
     op_index=st.sampled_from([0, 1]),
-    k_major=st.booleans(),
+    form=st.sampled_from([(2, True), (2, False), (1, True)]),
     data=st.data(),
 )
-def test_the_hardware_reads_what_the_layout_stores(free, depth, op_index, k_major, data):
+def test_the_hardware_reads_what_the_layout_stores(free, depth, op_index, form, data):
+    size, k_major = form
+    deep = 32 // size  # of one instruction
     shape = (free, depth) if op_index == 0 else (depth, free)
     k = 1 - op_index
     order = (k, 1 - k) if k_major else (1 - k, k)
-    span = operand_span(shape, order)
+    span = operand_span(shape, order, size)
     if not span:
-        assert shape[order[0]] < 16
+        assert shape[order[0]] < deep
         return
-    found = matrix_descriptor(shared_tma(shape, order, 16, span), op_index)
+    slot = shared_tma(shape, order, 8 * size, span)
+    found = matrix_descriptor(slot, op_index, size)
     assert found is not None and (found.k_major, found.span) == (k_major, span)
-    slot = shared_tma(shape, order, 16, span)
     rows = min(free, 64 if op_index == 0 else 256)
     base = 1024 * data.draw(st.integers(0, 100))
-    for step in range(0, depth, 16):
+    for step in range(0, depth, deep):
         first = data.draw(st.integers(0, free // rows - 1)) * rows
         descriptor = (base + found.offset(first, step)) >> 4 | found.constant
         for _ in range(16):
-            row, column = data.draw(st.integers(0, rows - 1)), data.draw(st.integers(0, 15))
-            read = hardware_address(descriptor, row, column, k_major=k_major)
-            assert read == base + stored_address(slot, first + row, step + column, op_index)
+            row, column = data.draw(st.integers(0, rows - 1)), data.draw(st.integers(0, deep - 1))
+            read = hardware_address(descriptor, row, column, k_major=k_major, size=size)
+            stored = stored_address(slot, first + row, step + column, op_index, size)
+            assert read == base + stored
 
 
 def test_layouts_that_wgmma_cannot_read():
@@ -85,6 +88,7 @@ def test_layouts_that_wgmma_cannot_read():
     assert matrix_descriptor(two_panels, 0) is None  # rows of 256 bytes in one piece
     assert matrix_descriptor(shared_tma((64, 8), (0, 1), 16), 0) is None  # too shallow
     assert matrix_descriptor(shared_tma((2, 64, 64), (2, 1, 0), 16), 0) is None
+    assert matrix_descriptor(shared_tma((64, 128), (0, 1), 8, 64), 0, 1) is None  # fp8 along M
 
 
 @pytest.mark.parametrize(

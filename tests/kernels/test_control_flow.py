@@ -238,3 +238,30 @@ def test_three_dimensional_grid(device):
     grid_kernel[(3, 4, 5)](out)
     expected = [x * 10000 + y * 100 + z for z in range(5) for y in range(4) for x in range(3)]
     assert out.tolist() == expected
+
+
+@triton.jit
+def nested_exits_kernel(codes_ptr, out_ptr, MODE: tl.constexpr):
+    """Exits under run-time conditions inside branches that are chosen while compiling."""
+    pid = tl.program_id(0)
+    if MODE == "none":
+        pid += 0
+    elif tl.load(codes_ptr + pid) < 0:
+        return
+    total = 0
+    for i in range(4):
+        if MODE == "loop":
+            skipped = tl.load(codes_ptr + pid)
+            if i == skipped:
+                continue
+        total += 1 << i
+    tl.store(out_ptr + pid, total)
+
+
+@pytest.mark.parametrize("mode", ["none", "return", "loop"])
+def test_run_time_exits_inside_compile_time_branches(device, mode):
+    codes = torch.tensor([2, -1, 7, 0], dtype=torch.int32, device=device)
+    out = torch.full((4,), -5, dtype=torch.int32, device=device)
+    nested_exits_kernel[(4,)](codes, out, MODE=mode)
+    expected = {"none": [15] * 4, "return": [15, -5, 15, 15], "loop": [11, -5, 15, 14]}
+    assert out.tolist() == expected[mode]

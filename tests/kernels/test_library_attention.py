@@ -22,12 +22,12 @@ def relative(out: torch.Tensor, expected: torch.Tensor) -> float:
     return ((out.double() - expected).norm() / expected.norm().clamp(min=1e-30)).item()
 
 
-def inputs(shape, dtype, device, keys=None, values=None):
-    """q, k, v for shape (batch, queries, heads, channels)."""
+def inputs(shape, dtype, device, keys=None, values=None, shared=1):
+    """q, k, v for shape (batch, queries, heads, channels); `shared` heads of q to one of k."""
     batch, queries, heads, width = shape
-    keys = queries if keys is None else keys
-    sizes = [(queries, width), (keys, width), (keys, values or width)]
-    made = [torch.randn(batch, n, heads, d, device=device) for n, d in sizes]
+    keys, few = queries if keys is None else keys, heads // shared
+    sizes = [(queries, heads, width), (keys, few, width), (keys, few, values or width)]
+    made = [torch.randn(batch, *size, device=device) for size in sizes]
     return [x.to(dtype).requires_grad_() for x in made]
 
 
@@ -88,6 +88,29 @@ def test_other_numbers_of_keys(device, queries, keys, causal):
 @pytest.mark.parametrize("width", [5, 80])
 def test_any_width(device, width):
     check(inputs((1, 20, 2, width), torch.float16, device, values=width - 3))
+
+
+@pytest.mark.parametrize(
+    ("shape", "shared", "values", "dtype", "options"),
+    [
+        ((1, 33, 2, 64), 2, None, torch.bfloat16, {"dropout": 0.3, "seed": 5}),
+        ((2, 17, 4, 192), 4, 128, torch.bfloat16, {}),
+        ((1, 72, 6, 64), 3, None, torch.bfloat16, {"cu_seqlens": torch.tensor([0, 7, 72])}),
+    ],
+    ids=str,
+)
+def test_heads_that_share_keys(device, shape, shared, values, dtype, options):
+    """Gradients of k and v are sums over the heads of their group; the rest is as with copies."""
+    tensors = inputs(shape, dtype, device, values=values, shared=shared)
+    out = check(tensors, **options)
+    copies = [tensors[0], *(x.repeat_interleave(shared, 2) for x in tensors[1:])]
+    expected = attention(*copies, **options)
+    assert torch.equal(out, expected)
+    first, second = (
+        torch.autograd.grad(attention(*tensors, **options), tensors, out.detach()) for _ in range(2)
+    )
+    assert all(map(torch.equal, first, second))
+    assert torch.equal(first[0], torch.autograd.grad(expected, tensors[0], out.detach())[0])
 
 
 def test_packed_sequences(device):
@@ -229,7 +252,10 @@ ENDS = torch.tensor([0, 2, 4])
         (lambda q, k, v: (q.double(), k, v), {}, "argument 'q': dtype torch.float64"),
         (lambda q, k, v: (q[0], k, v), {}, r"argument 'q': shape \(4, 2, 8\); it must be \[B, T, "),
         (lambda q, k, v: (q.repeat(1, 1, 1, 33), k, v), {}, "argument 'q': 264 channels per head"),
-        (lambda q, k, v: (q, k[..., :3], v), {}, r"argument 'k': .* needs \(1, any, 2, 8\)"),
+        (lambda q, k, v: (q, k[..., :3], v), {}, r"argument 'k': .* needs \(1, any, any, 8\)"),
+        (lambda q, k, v: (q, k.repeat(1, 1, 2, 1)[:, :, :3], v), {}, "3 heads do not divide the 2"),
+        (lambda q, k, v: (q, k[:, :, :0], v), {}, "argument 'k': 0 heads do not divide the 2 of"),
+        (lambda q, k, v: (q, k[:, :, :1], v), {}, r"argument 'v': .* needs \(1, 4, 1, any\)"),
         (lambda q, k, v: (q, k.half(), v), {}, "argument 'k': dtype torch.float16 differs"),
         (lambda q, k, v: (q, k, v[:, :2]), {}, r"argument 'v': .* needs \(1, 4, 2, any\)"),
         (lambda q, k, v: (q, k, v[..., :0]), {}, "argument 'v': 0 channels per head"),
@@ -243,10 +269,12 @@ ENDS = torch.tensor([0, 2, 4])
         (None, {"precision": "bf16"}, "argument 'precision': 'bf16'; it is one of tf32, "),
         (None, {"out_dtype": torch.float64}, "argument 'out_dtype': torch.float64"),
         (None, {"return_lse": None}, "argument 'return_lse': must be True or False"),
-        (None, {"cu_seqlens": [0, 4]}, "argument 'cu_seqlens': expected an int32 or int64 tensor"),
+        (None, {"cu_seqlens": [0, 4]}, "argument 'cu_seqlens': must be a tensor of int64 or int32"),
         (None, {"cu_seqlens": ENDS[:1]}, r"argument 'cu_seqlens': shape \(1,\); it must be \[N \+"),
-        (None, {"cu_seqlens": ENDS[:2]}, r"argument 'cu_seqlens': must rise from 0 to 4, got \[0"),
-        (None, {"cu_seqlens": ENDS.flip(0)}, "argument 'cu_seqlens': must rise from 0 to 4"),
+        (None, {"cu_seqlens": ENDS[:2]}, "'cu_seqlens': runs from 0 to 2; .* 0 to the 4 tokens"),
+        (None, {"cu_seqlens": ENDS.flip(0)}, "argument 'cu_seqlens': runs from 4 to 0; it must"),
+        (None, {"cu_seqlens": torch.tensor([0, 3, 2, 4])}, "'cu_seqlens': falls from 3 to 2 at in"),
+        (None, {"cu_seqlens": ENDS.to("meta")}, "'cu_seqlens': device meta; it must be .* the CPU"),
         (lambda q, k, v: (q.repeat(2, 1, 1, 1), k.repeat(2, 1, 1, 1), v.repeat(2, 1, 1, 1)),
          {"cu_seqlens": ENDS}, "packed sequences need a batch of 1; 'q' has 2"),
         (lambda q, k, v: (q, k[:, :2], v[:, :2]), {"cu_seqlens": ENDS},

@@ -31,6 +31,20 @@ def test_loss_and_gradient(device, shape, dtype):
     assert logits.grad.dtype == dtype and relative(logits.grad, exact.grad) < BOUNDS[dtype]
 
 
+def test_small_probabilities_are_exact(device):
+    """Every one to a few units of its last place, not only their sum."""
+    logits = torch.randn(7, 300, device=device) * 20
+    logits[:, 0] = 60  # the target
+    logits.requires_grad_()
+    cross_entropy(logits, torch.zeros(7, dtype=torch.int64, device=device)).backward()
+    expected = torch.softmax(logits.detach().double(), 1)[:, 1:] / 7
+    normal = expected > 1e-36
+    found = logits.grad[:, 1:].double()
+    # the argument itself is rounded: half a unit per logit
+    bound = 3e-7 + 2.0**-24 * (expected.log().abs() + 60)
+    assert (((found - expected).abs() / expected) < bound)[normal].all()
+
+
 def test_ignored_rows_and_unused_columns(device):
     logits, targets = inputs(device, torch.float32, 20, 33)
     targets = targets.clamp(max=29)

@@ -98,6 +98,18 @@ def test_fp32(device):
     check(similar_keys(torch.float32, device), {})
 
 
+def test_gate_at_its_bound(device):
+    """Every token decays by e^-5 or not at all; q, k and z differ in their strides."""
+    options = {"gate": "sigmoid", "scale": 0.5}
+    tensors = inputs((2, 70, 2, 40, 24), torch.float16, device, options)
+    with torch.no_grad():
+        tensors["g"].copy_(torch.where(tensors["g"] > 0.5, 20.0, -20.0))
+        tensors["g"][:, 30:50] = 20.0
+        tensors["g"][:, ::7, :, ::5] = 0.5  # a gradient of z lives here
+    tensors["q"] = torch.cat([tensors["q"], tensors["k"]], -1)[..., :40]
+    check(tensors, options)
+
+
 def test_gate_without_a_bound(device):
     options = {"gate": "softplus", "qk_l2norm": True}
     for strength in (1.0, 8.0):  # down to e^-40 per token

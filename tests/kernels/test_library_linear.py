@@ -69,11 +69,20 @@ def test_long_sums_are_sliced(device):
     assert relative(out, expected) < 1e-6
 
 
+def test_long_fp32_sums_have_no_bias(device):
+    """Tensor cores truncate: sums of positive products must not come out too small."""
+    a, b = torch.rand(64, 4000, device=device), torch.rand(4000, 64, device=device)
+    out = gemm(a, b, torch.empty(64, 64, device=device))
+    error = out.double() / (a.double() @ b.double()) - 1
+    assert error.mean().abs() < 5e-8 and error.norm() / 64 < 2e-7
+
+
 def test_plan_fills_the_gpu():
     for shape in ((16384, 1152, 384), (384, 1152, 16384), (16384, 128, 384), (1, 1, 1)):
-        config, splits = gemms._plan(*shape, False, 132)
-        tiles = -(-shape[0] // config["BLOCK_M"]) * -(-shape[1] // config["BLOCK_N"])
-        assert tiles * splits >= 100 or shape[2] < 2 * gemms.SPLIT_K
+        for gelu in (False, True):
+            config, splits = gemms._plan(*shape, False, 132, gelu=gelu)
+            tiles = -(-shape[0] // config["BLOCK_M"]) * -(-shape[1] // config["BLOCK_N"])
+            assert tiles * splits >= 100 or shape[2] < 2 * gemms.SPLIT_K
 
 
 def test_masters_with_low_precision_copies(device):

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from minitriton.kernels import muon
+from minitriton.kernels import muon_kernels
 from minitriton.kernels.checks import KernelArgumentError
 from minitriton.kernels.muon import (
     MOONLIGHT,
@@ -97,19 +97,39 @@ def test_strides(device):
         assert relative(newton_schulz(x, 1), moved(x, 1)) < 5e-3
 
 
-def test_large_blocks_by_torch(device, monkeypatch):
-    monkeypatch.setattr(muon, "WIDEST_GRAM", 16)
-    x = torch.randn(33, 70, device=device)
-    bound = 1e-5 if device == "cpu" else 5e-3
-    assert relative(newton_schulz(x), moved(x)) < bound
-    weight, buffer = torch.randn(70, 33, device=device), torch.zeros(70, 33, device=device)
-    expected, _ = muon_step_reference(weight, x.T, buffer, 0.1)
-    assert muon_step_(weight, x.T, buffer, torch.full((1,), 0.1, device=device)) is weight
-    torch.testing.assert_close(weight, expected, rtol=1e-2, atol=1e-3)
+@pytest.mark.parametrize(
+    ("shape", "dtype", "steps", "precision", "bound"),
+    [
+        ((2, 140, 150), torch.float32, 1, "tf32", 5e-3),
+        ((1, 150, 130), torch.bfloat16, 3, "tf32", 5e-3),
+        ((70, 90), torch.float32, 5, "tf32x3", 1e-5),
+    ],
+)
+def test_tiled_iteration(device, monkeypatch, shape, dtype, steps, precision, bound):
+    """Every product a launch, in several groups of blocks."""
+    monkeypatch.setattr(muon_kernels, "WIDEST_ALONE", 64)
+    monkeypatch.setattr(muon_kernels, "ENOUGH", 1)
+    x = torch.randn(shape, device=device).to(dtype)
+    assert relative(newton_schulz(x, steps, precision=precision), moved(x, steps)) < bound
 
 
-def test_runs_do_not_vary(device):
+def test_step_of_large_block(device):
+    """More rows than one program iterates on, tall, with the update fused."""
+    grad, weight = torch.randn(270, 260, device=device), torch.randn(270, 260, device=device)
+    expected, _ = muon_step_reference(
+        weight.double(), grad.double(), 0 * grad.double(), 0.5, steps=1
+    )
+    change = expected - weight
+    lr = torch.full((1,), 0.5, device=device)
+    assert muon_step_(weight, grad, torch.zeros_like(weight), lr, steps=1) is weight
+    assert relative(weight - expected + change, change) < 6e-3
+
+
+def test_runs_do_not_vary(device, monkeypatch):
     x = torch.randn(2, 33, 1100, device=device)
+    assert torch.equal(newton_schulz(x, 1), newton_schulz(x, 1))
+    monkeypatch.setattr(muon_kernels, "WIDEST_ALONE", 32)
+    x = x[:, :, :200]
     assert torch.equal(newton_schulz(x, 1), newton_schulz(x, 1))
 
 

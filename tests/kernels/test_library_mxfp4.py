@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from minitriton.kernels import moe_w4a8
 from minitriton.kernels.checks import KernelArgumentError
 from minitriton.kernels.moe_experts import local_experts, moe_experts_reference
 from minitriton.kernels.moe_mxfp4 import moe_experts_mxfp4
@@ -13,6 +14,7 @@ from minitriton.kernels.mxfp4 import (
     mxfp4_quantize,
     mxfp4_quantize_reference,
 )
+from minitriton.kernels.situ import situ_glu_reference
 
 TIES = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0])
 
@@ -82,22 +84,90 @@ def expected_of(z, w13, w13_scales, w2, w2_scales, routing, **betas):
 
 
 @pytest.mark.parametrize(
-    "shape",
+    ("shape", "target"),
     [
-        (9, 4, 2, 160, 96, 16),
-        (36, 2, 2, 96, 64, 64),
-        (50, 2, 1, 96, 64, 128),
-        (1, 5, 2, 160, 96, 16),
-        (9, 3, 3, 32, 32, 16),
+        ((9, 4, 2, 160, 96, 16), "sm_90a"),
+        ((36, 2, 2, 96, 64, 64), "sm_80"),
+        ((36, 2, 2, 96, 64, 64), "sm_90a"),
+        ((50, 2, 1, 96, 64, 128), "sm_90a"),
+        ((1, 5, 2, 160, 96, 16), "sm_80"),
+        ((9, 3, 3, 32, 32, 16), "sm_90a"),
     ],
     ids=str,
 )
-def test_experts(device, shape):
+def test_experts(device, shape, target, monkeypatch):
+    if device == "cpu":
+        monkeypatch.setenv("MINITRITON_TARGET", target)
     operands = layer(*shape, device)
     out = moe_experts_mxfp4(*operands)
     assert out.dtype == torch.bfloat16 and out.is_contiguous()
     assert relative(out, expected_of(*operands)) < 5e-3
     assert torch.equal(out, moe_experts_mxfp4(*operands))
+
+
+@pytest.fixture
+def rounded(monkeypatch):
+    """What `moe_w4a8.quantise` gave: fp64 values of each call."""
+    values, quantise = [], moe_w4a8.quantise
+
+    def record(*arguments):
+        q, scale = quantise(*arguments)
+        values.append(q.double() * scale.double()[:, None])
+        return q, scale
+
+    monkeypatch.setattr(moe_w4a8, "quantise", record)
+    return values
+
+
+def in_order(channels, device):
+    """Channels at the positions of fp8 activations: even and odd codes of each block's words."""
+    codes = torch.arange(channels, device=device).view(-1, 2, 2, 4, 2)  # block, word, byte, odd
+    return codes.permute(0, 4, 2, 1, 3).reshape(-1)
+
+
+@pytest.mark.parametrize(
+    ("shape", "target"),
+    [
+        ((9, 3, 2, 256, 128, 16), "sm_80"),
+        ((9, 3, 2, 256, 128, 16), "sm_90a"),
+        ((36, 2, 2, 128, 128, 64), "sm_90a"),
+        ((50, 2, 1, 128, 256, 128), "sm_90a"),
+    ],
+    ids=str,
+)
+def test_fp8_activations(device, shape, target, rounded, monkeypatch):
+    """Exact but for the rounding of tokens and activations, whose error is as large as expected."""
+    if device == "cpu":
+        monkeypatch.setenv("MINITRITON_TARGET", target)
+    z, w13, s13, w2, s2, routing = operands = layer(*shape, device)
+    out = moe_experts_mxfp4(*operands, activations="fp8")
+    assert relative(out, expected_of(*operands)) < 6e-2
+    latent, ff = z.shape[1], w2.shape[2] * 2
+    zq, act = rounded[0][:, in_order(latent, device).argsort()], rounded[1]
+    assert relative(zq, z.double()) < 3e-2
+    rows = routing.row_of_slot.long()  # [T, k]
+    w13, w2 = mxfp4_dequantize_reference(w13, s13), mxfp4_dequantize_reference(w2, s2)
+    h = torch.einsum("tl,tkol->tko", zq, w13[routing.experts.long()])
+    exact = situ_glu_reference(*h.bfloat16().double().chunk(2, -1))[..., in_order(ff, device)]
+    assert relative(act[rows], exact) < 3e-2
+    w2 = w2[routing.experts.long()][..., in_order(ff, device)]
+    y = torch.einsum("tkf,tklf->tkl", act[rows], w2)
+    assert relative(out, (y * routing.weights.double()[..., None]).sum(1)) < 5e-3
+    assert torch.equal(out, moe_experts_mxfp4(*operands, activations="fp8"))
+
+
+def test_fp8_activations_with_extreme_scales(device):
+    """A block of zeros may have any scale; rows of zeros and of large tokens."""
+    z, w13, s13, w2, s2, routing = layer(9, 3, 3, 128, 128, 16, device)
+    s13, s2 = s13 - 40, s2 + 80
+    s2[:, :, 1], w2[:, :, 16:32] = 255, 0
+    exact = s2.clone()
+    exact[:, :, 1] = 127
+    z[0], z[1] = 0, z[1] * 2**40
+    out = moe_experts_mxfp4(z, w13, s13, w2, s2, routing, activations="fp8")
+    expected = expected_of(z, w13, s13, w2, exact, routing)
+    assert relative(out[1:2], expected[1:2]) < 6e-2 and relative(out[2:], expected[2:]) < 6e-2
+    assert out[0].abs().max() == 0
 
 
 def test_some_experts_without_tokens_uncapped(device):
@@ -139,12 +209,12 @@ def test_no_tokens(device):
 
 
 def test_operators_are_sound(device):
-    z, w13, s13, w2, s2, routing = layer(9, 3, 3, 32, 32, 16, device)
-    tables = (routing.weights, routing.row_of_slot, routing.token_of_row, routing.expert_of_tile)
     ops = torch.ops.minitriton
-    torch.library.opcheck(
-        ops.moe_experts_mxfp4, (z, w13, s13, w2, s2, *tables, 4.0, None, None, 1.0)
-    )
+    for size, fp8 in ((32, False), (128, True)):
+        z, w13, s13, w2, s2, r = layer(9, 3, 3, size, size, 16, device)
+        tables = (r.weights, r.row_of_slot, r.token_of_row, r.expert_of_tile)
+        operands = (z, w13, s13, w2, s2, *tables, 4.0, None, None, 1.0, fp8)
+        torch.library.opcheck(ops.moe_experts_mxfp4, operands)
     torch.library.opcheck(ops.mxfp4_quantize, (torch.randn(3, 64, device=device), True))
     torch.library.opcheck(ops.mxfp4_dequantize, (w13, s13, torch.float32))
 
@@ -199,3 +269,15 @@ def test_refused_codes(call, match):
 def test_refused_before_launch(device, change, match):
     with pytest.raises(KernelArgumentError, match=match):
         moe_experts_mxfp4(*change(*layer(9, 3, 3, 32, 32, 16, device)))
+
+
+@pytest.mark.parametrize(
+    ("activations", "latent", "match"),
+    [
+        ("int8", 32, "'activations': 'int8'; it must be 'bf16' or 'fp8'"),
+        ("fp8", 96, "'activations': 'fp8' needs latent and ff multiples of 128, not 96 and 128"),
+    ],
+)
+def test_refused_activations(device, activations, latent, match):
+    with pytest.raises(KernelArgumentError, match=match):
+        moe_experts_mxfp4(*layer(9, 3, 3, latent, 128, 16, device), activations=activations)

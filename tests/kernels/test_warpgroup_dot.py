@@ -225,3 +225,69 @@ def test_persistent(device):
     )
     expected = (a.double() @ b.double()).float()
     assert (c.float() - expected).abs().max() < 0.2 and instructions(compiled) > 0
+
+
+@triton.jit
+def fp8_kernel(
+    a_ptr, b_ptr, c_ptr, K, FORM: tl.constexpr, CHAIN: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    m, n, k = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
+    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for start in range(0, K, BLOCK_K):
+        a = tl.load(a_ptr + m[:, None] * K + (start + k)[None, :])
+        b = tl.load(b_ptr + n[:, None] * K + (start + k)[None, :]).T
+        if FORM == "computed left":
+            a = (a.to(tl.float32) * 2).to(a.dtype)
+        if FORM == "partial sums":
+            acc += tl.dot(a, b, max_num_imprecise_acc=CHAIN) * (1 + start)
+        else:
+            acc = tl.dot(a, b, acc, max_num_imprecise_acc=CHAIN)
+    tl.store(c_ptr + m[:, None] * BLOCK_N + n[None, :], acc)
+
+
+@pytest.mark.parametrize("form", ["running sum", "computed left", "partial sums"])
+@pytest.mark.parametrize("blocks", [(64, 16, 256), (128, 32, 64)], ids=str)
+def test_fp8(device, blocks, form):
+    """fp8 goes to warpgroups where the dot says that its whole depth may be summed imprecisely."""
+    (m, n, step), k = blocks, 512
+    types = (torch.float8_e4m3fn, torch.float8_e5m2)
+    a, b = (torch.randn(s, k, device=device).to(t) for s, t in zip((m, n), types, strict=True))
+    c = torch.full((m, n), float("nan"), device=device)
+    left = a.double() * (2 if form == "computed left" else 1)
+    if form == "partial sums":
+        left *= (1 + torch.arange(k, device=device) // step * step)[None, :]
+    expected = left @ b.double().T
+    for chain, count in ((step, m // 64 * step // 32), (step // 2, 0)):
+        compiled = fp8_kernel[(1,)](a, b, c, k, form, chain, *blocks, num_stages=3)
+        assert instructions(compiled) == count
+        assert ((c - expected).norm() / expected.norm()).item() < 1e-3
+
+
+@triton.jit
+def packed_kernel(w_ptr, x_ptr, out_ptr, K, M: tl.constexpr, N: tl.constexpr):
+    """Weights of 16 bits, two in a word, next to each other in the depth: bf16 without rounding."""
+    m, n = tl.arange(0, M), tl.arange(0, N)
+    acc = tl.zeros((M, N), tl.float32)
+    for start in range(0, K, 32):
+        words = tl.load(w_ptr + m[:, None] * (K // 2) + (start // 2 + tl.arange(0, 16))[None, :])
+        x = tl.load(x_ptr + n[:, None] * K + (start + tl.arange(0, 32))[None, :])
+        pairs = tl.join(words.to(tl.int16), (words >> 16).to(tl.int16)).to(
+            tl.bfloat16, bitcast=True
+        )
+        acc = tl.dot((pairs * 2).to(tl.bfloat16).reshape(M, 32), x.T, acc)
+    tl.store(out_ptr + m[:, None] * N + n[None, :], acc)
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
+def test_words_unpacked_in_registers(device, target, monkeypatch):
+    """The words come through cp.async, and what they hold stays in its warp and is packed anew."""
+    if device == "cpu":
+        monkeypatch.setenv("MINITRITON_TARGET", target)
+    w, x = (torch.randn(s, 256, device=device).bfloat16() for s in (64, 32))
+    out = torch.full((64, 32), float("nan"), device=device)
+    compiled = packed_kernel[(1,)](w.view(torch.int32), x, out, 256, 64, 32, num_stages=3)
+    assert (out - 2 * w.double() @ x.double().T).abs().max() < 1e-3
+    assert "2 loads pipelined in 3 stages" in str(compiled.metadata["remarks"])
+    if target == "sm_90a":
+        assert instructions(compiled) == 2 and "bf16x2" in compiled.asm["ptx"]
