@@ -16,28 +16,19 @@ import sys
 import tempfile
 import time
 
-sys.path.insert(0, str(pathlib.Path(__file__).parent))
-import kernels
-
-import minitriton
+from minitriton.bench import sources
 
 
 def launch_cost(rounds: int = 20, launches: int = 2000) -> dict[str, float]:
     """Median seconds of host time a launch of a 4-argument kernel, contenders interleaved."""
     import torch
-    import triton
-    import triton.language as tl
-
-    import minitriton.language as mtl
 
     x, y = torch.randn(1024, device="cuda"), torch.randn(1024, device="cuda")
     out = torch.empty_like(x)
     calls = {"torch.add": lambda: torch.add(x, y, out=out)}
-    for name, module in (
-        ("minitriton", kernels.load("kernels_minitriton", minitriton, mtl)),
-        ("triton", kernels.load("kernels_triton", triton, tl)),
-    ):
-        calls[name] = lambda k=module.nop_kernel: k[(1,)](x, y, 1024, 77)
+    for name in ("minitriton", "triton"):
+        kernel = sources.load("rows", name).nop_kernel
+        calls[name] = lambda k=kernel: k[(1,)](x, y, 1024, 77)
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name, call in calls.items():
@@ -53,15 +44,9 @@ def launch_cost(rounds: int = 20, launches: int = 2000) -> dict[str, float]:
 
 
 CHILD = """
-import sys, time, json, os
-sys.path.insert(0, os.environ["BENCH"])
-which = sys.argv[1]
-import torch, kernels
-if which == "minitriton":
-    import minitriton as t, minitriton.language as tl
-else:
-    import triton as t, triton.language as tl
-m = kernels.load("k", t, tl)
+import sys, time, json, os, torch
+from minitriton.bench import sources
+rows, products = (sources.load(name, sys.argv[1]) for name in ("rows", "products"))
 dev = os.environ["DEV"]
 x = torch.randn(4096, device=dev); y = torch.randn(4096, device=dev); out = torch.empty_like(x)
 a = torch.randn(256, 256, device=dev).to(torch.bfloat16)
@@ -70,19 +55,19 @@ def sync():
     if dev == "cuda": torch.cuda.synchronize()
 def timed(f):
     sync(); s = time.perf_counter(); f(); sync(); return time.perf_counter() - s
-def add(): m.add_kernel[(4,)](x, y, out, 4096, BLOCK=1024)
+def add(): rows.add_kernel[(4,)](x, y, out, 4096, BLOCK=1024)
 def mm(num_warps=8):
-    m.matmul_kernel[(4,)](
+    products.matmul_kernel[(4,)](
         a, a, c, 256, 256, 256, 256, 1, 256, 1, 256, 1,
         BLOCK_M=128, BLOCK_N=128, BLOCK_K=64, GROUP_M=8, num_warps=num_warps, num_stages=3,
     )
 def soft(n=1024, **options):
-    m.softmax_kernel[(4,)](out, x, 1024, 1024, n, BLOCK=1024, **options)
+    rows.softmax_kernel[(4,)](out, x, 1024, 1024, n, BLOCK=1024, **options)
 r = {"first add": timed(add)}
 if sys.argv[2] == "cold":
     timed(soft)
     r["process warm: softmax num_warps=8"] = timed(lambda: soft(1000, num_warps=8))
-    r["process warm: add"] = timed(lambda: m.add_kernel[(4,)](x, y, out, 4096, BLOCK=512))
+    r["process warm: add"] = timed(lambda: rows.add_kernel[(4,)](x, y, out, 4096, BLOCK=512))
     timed(mm)
     r["process warm: matmul 128x128x64"] = timed(lambda: mm(num_warps=4))
 print(json.dumps(r))
@@ -95,8 +80,7 @@ def compile_cost(which: str, device: str, repeats: int = 3) -> dict[str, float]:
     for _ in range(repeats):
         with tempfile.TemporaryDirectory() as cache:
             env = dict(
-                os.environ, MINITRITON_CACHE_DIR=cache, TRITON_CACHE_DIR=cache, DEV=device,
-                BENCH=str(pathlib.Path(__file__).parent),
+                os.environ, MINITRITON_CACHE_DIR=cache, TRITON_CACHE_DIR=cache, DEV=device
             )  # fmt: skip
             for mode in ("cold", "warm"):
                 out = subprocess.run(
@@ -130,9 +114,9 @@ def main() -> None:
     gpu = torch.cuda.is_available()
     results: dict = {"command": " ".join(sys.argv), "import minitriton": import_cost("minitriton")}
     if gpu:
-        import timing
+        from minitriton.bench import measure
 
-        results["machine"] = timing.machine()
+        results["machine"] = measure.machine()
         results["launch"] = launch_cost()
         results["triton"] = compile_cost("triton", "cuda")
     results["minitriton"] = compile_cost("minitriton", "cuda" if gpu else "cpu")

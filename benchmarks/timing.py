@@ -10,7 +10,9 @@ from collections.abc import Callable
 
 import torch
 
-FLUSH_BYTES = 256 << 20
+from minitriton.bench.measure import FLUSH_BYTES, machine
+
+__all__ = ["compare", "machine"]
 
 
 def compare(contenders: dict[str, Callable[[], object]], rounds: int = 30) -> dict[str, float]:
@@ -36,23 +38,3 @@ def compare(contenders: dict[str, Callable[[], object]], rounds: int = 30) -> di
         for name, (start, end) in events.items():
             times[name].append(start.elapsed_time(end) * 1e-3)
     return {name: statistics.median(values) for name, values in times.items()}
-
-
-def machine() -> dict[str, str]:
-    """What the numbers were measured on."""
-    import subprocess
-
-    query = "name,driver_version,clocks.sm,clocks.mem,power.limit"
-    out = subprocess.run(
-        ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    found = dict(zip(query.split(","), (v.strip() for v in out.stdout.split(",")), strict=False))
-    found["torch"] = torch.__version__
-    try:
-        import triton
-
-        found["triton"] = triton.__version__
-    except ImportError:
-        found["triton"] = "not installed"
-    return found

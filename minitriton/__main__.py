@@ -1,4 +1,4 @@
-"""The command line: `python -m minitriton compile | doctor | cache`.
+"""The command line: `python -m minitriton compile | doctor | cache | bench`.
 
 compile FILE:KERNEL shows or writes a kernel's PTX, cubin, SASS or tile IR for any target, without a
 GPU. Heavy modules are imported by the command that needs them, so `--help` is quick.
@@ -57,7 +57,15 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("doctor", help="versions and paths of every native piece, GPUs, cache")
     cache = commands.add_parser("cache", help="the cache of compiled kernels on disk")
     cache.add_argument("action", choices=["info", "clear", "verify"])
+    _add_bench(commands)
     return parser
+
+
+def _add_bench(commands: Any) -> None:
+    from minitriton.bench import command
+
+    help_text = "kernels beside Triton and torch against the roofline of this machine"
+    command.add_arguments(commands.add_parser("bench", help=help_text, description=help_text))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -66,7 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from minitriton.ir.diagnostics import MiniTritonError
 
     try:
-        return {"compile": _compile, "doctor": _doctor, "cache": _cache}[options.command](options)
+        actions = {"compile": _compile, "doctor": _doctor, "cache": _cache, "bench": _bench}
+        return actions[options.command](options)
     except UsageError as error:
         print(f"minitriton: {error}", file=sys.stderr)
         return 2
@@ -244,6 +253,15 @@ def _cache(options: argparse.Namespace) -> int:
             print(f"{good} good, {len(bad)} broken")
             return 1 if bad else 0
     return 0
+
+
+def _bench(options: argparse.Namespace) -> int:
+    from minitriton.bench import command
+
+    try:
+        return command.run(options)
+    except command.BenchUsage as error:
+        raise UsageError(str(error)) from error
 
 
 if __name__ == "__main__":

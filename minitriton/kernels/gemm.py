@@ -142,7 +142,7 @@ def _plan(
     blocks = [(64, 64)] if wide else [(128, 128), (128, 64), (64, 64)]
     for block in blocks[1:] if gelu and not wide else blocks:
         tiles = triton.cdiv(m, block[0]) * triton.cdiv(n, block[1])
-        splits = max(1, min(processors // tiles, k // SPLIT_K))
+        splits = 1 if tiles > processors else max(1, min(2 * processors // tiles, k // SPLIT_K))
         if tiles * splits > 2 * processors // 3:
             break
     config = {"BLOCK_M": block[0], "BLOCK_N": block[1], "GROUP_M": 8}
