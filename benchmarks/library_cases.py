@@ -320,6 +320,24 @@ def attend() -> Iterator[Case]:
         )  # fmt: skip
 
 
+def attend_grouped() -> Iterator[Case]:
+    q = random(1, 8192, 64, 128)
+    k, v = (random(1, 8192, 8, 128) for _ in range(2))
+
+    def plain(q, k, v) -> torch.Tensor:
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return out.transpose(1, 2)
+
+    work = 2.0 * 64 * 8192**2 * 128
+    yield from pair(
+        "attention causal T=8192 H=64 d=128, 8 heads of k and v",
+        {"minitriton": attention, "torch SDPA": plain}, [q, k, v],
+        (4.5 * q.numel(), 9.0 * q.numel()), (work, 2.5 * work),
+        expected=plain(q, k, v)[0].float(),
+    )  # fmt: skip
+
+
 def router() -> Iterator[Case]:
     for tokens in (8192, 64):
         logits, bias = random(tokens, 896, dtype=torch.float32), random(896, dtype=torch.float32)
@@ -403,6 +421,7 @@ def experts_mxfp4() -> Iterator[Case]:
         routing = moe_route(logits, None, k, tile_rows=rows)
         calls = {
             "minitriton": partial(moe_experts_mxfp4, z, *packed, routing),
+            "minitriton W4A8": partial(moe_experts_mxfp4, z, *packed, routing, activations="fp8"),
             "minitriton bf16": partial(moe_experts, z, w13, w2, routing),
         }
         used = min(count, tokens * k)
@@ -439,7 +458,7 @@ def gemm() -> Iterator[Case]:
 FAMILIES: dict[str, Callable[[], Iterator[Case]]] = {
     f.__name__: f
     for f in (
-        situ, norms, attn_res, kda, kda_decode, conv, mla, mla_paged, attend, router, experts,
-        experts_mxfp4, situ_gemm, muon, gemm,
+        situ, norms, attn_res, kda, kda_decode, conv, mla, mla_paged, attend, attend_grouped,
+        router, experts, experts_mxfp4, situ_gemm, muon, gemm,
     )
 }  # fmt: skip

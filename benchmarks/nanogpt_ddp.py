@@ -76,7 +76,8 @@ def main() -> None:
             )  # fmt: skip
             run = Run(engine, corpus, config, 0, rank=rank, ranks=ranks)
             seconds = seconds_per_step(run, options.warm, options.timed)
-            title = f"{options.config}, {name}{' with graph' if graph else ''}, {ranks} {'process' if ranks == 1 else 'processes'}"
+            kind = f"{name} with graph" if graph else name
+            title = f"{options.config}, {kind}, {ranks} process{'es' if ranks > 1 else ''}"
             rate = config.batch * config.context / seconds
             found[title] = {"ms per step": seconds * 1e3, "tokens per second": rate}
             if rank == 0:

@@ -64,43 +64,39 @@ def _forward_kernel(
 def _backward_kernel(
     dout_ptr, dtotal_ptr, total_ptr, weight_ptr, stats_ptr, seed_ptr, dx_ptr, dbranch_ptr,
     partial_ptr, dout_stride, dtotal_stride, total_stride, rows, columns, threshold: tl.uint32,
-    scale, BIASED: tl.constexpr, DROPOUT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    scale, BIASED: tl.constexpr, DROPOUT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    at = tl.arange(0, BLOCK)[None, :]
-    weight = tl.load(weight_ptr + at, mask=at < columns, other=0.0).to(tl.float32)
-    dweight = tl.zeros([ROWS, BLOCK], tl.float32)
-    dbias = tl.zeros([ROWS, BLOCK], tl.float32)
-    for tile in range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0)):
-        row = tile * ROWS + tl.arange(0, ROWS)
-        mask = (row[:, None] < rows) & (at < columns)
-        wide = row.to(tl.int64)[:, None]
-        total = tl.load(total_ptr + wide * total_stride + at, mask=mask, other=0.0)
-        mean = tl.load(stats_ptr + row, mask=row < rows, other=0.0)
-        r = tl.load(stats_ptr + rows + row, mask=row < rows, other=0.0)[:, None]
-        n = tl.where(mask, (total.to(tl.float32) - mean[:, None]) * r, 0.0)
-        dout = tl.load(dout_ptr + wide * dout_stride + at, mask=mask, other=0.0).to(tl.float32)
+    """A row at a time: several need registers that more programs on an SM make better use of."""
+    at = tl.arange(0, BLOCK)
+    mask = at < columns
+    weight = tl.load(weight_ptr + at, mask=mask, other=0.0).to(tl.float32)
+    dweight = tl.zeros([BLOCK], tl.float32)
+    dbias = tl.zeros([BLOCK], tl.float32)
+    for i in range(tl.program_id(0), rows, tl.num_programs(0)):
+        row = i.to(tl.int64)
+        total = tl.load(total_ptr + row * total_stride + at, mask=mask, other=0.0).to(tl.float32)
+        mean, r = tl.load(stats_ptr + row), tl.load(stats_ptr + rows + row)
+        n = tl.where(mask, (total - mean) * r, 0.0)
+        dout = tl.load(dout_ptr + row * dout_stride + at, mask=mask, other=0.0).to(tl.float32)
         dweight += dout * n
         if BIASED:
             dbias += dout
         dn = dout * weight
-        d = dn - (tl.sum(dn, 1) / columns)[:, None] - n * (tl.sum(dn * n, 1) / columns)[:, None]
-        d *= r
+        d = (dn - tl.sum(dn) / columns - n * (tl.sum(dn * n) / columns)) * r
         if dtotal_ptr is not None:
-            dtotal = tl.load(dtotal_ptr + wide * dtotal_stride + at, mask=mask, other=0.0)
+            dtotal = tl.load(dtotal_ptr + row * dtotal_stride + at, mask=mask, other=0.0)
             d += dtotal.to(tl.float32)
-        tl.store(dx_ptr + wide * columns + at, d.to(dx_ptr.dtype.element_ty), mask=mask)
+        tl.store(dx_ptr + row * columns + at, d.to(dx_ptr.dtype.element_ty), mask=mask)
         if dbranch_ptr is not None:
             if DROPOUT:
-                keep = kept(tl.load(seed_ptr), row, 0, threshold, BLOCK)
-                d = tl.where(keep, d * scale, 0.0)
-            to = dbranch_ptr + wide * columns + at
+                keep = kept(tl.load(seed_ptr), i + tl.arange(0, 1), 0, threshold, BLOCK)
+                d = tl.where(tl.reshape(keep, [BLOCK]), d * scale, 0.0)
+            to = dbranch_ptr + row * columns + at
             tl.store(to, d.to(dbranch_ptr.dtype.element_ty), mask=mask)
-    column = tl.arange(0, BLOCK)
-    to = partial_ptr + tl.program_id(0).to(tl.int64) * columns + column
-    tl.store(to, tl.sum(dweight, 0), mask=column < columns)
+    to = partial_ptr + tl.program_id(0).to(tl.int64) * columns + at
+    tl.store(to, dweight, mask=mask)
     if BIASED:
-        to += tl.num_programs(0).to(tl.int64) * columns
-        tl.store(to, tl.sum(dbias, 0), mask=column < columns)
+        tl.store(to + tl.num_programs(0).to(tl.int64) * columns, dbias, mask=mask)
 
 
 def layer_norm(
@@ -228,14 +224,14 @@ def _backward_op(
         return dx, dbranch, dweight.zero_(), dbias.zero_()
     dy, m = rows_of(dout), rows_of(total)
     dt = None if dtotal is None else rows_of(dtotal)
-    rows, block, warps = row_tile(m.shape[1])
-    programs = min(triton.cdiv(m.shape[0], rows), 1056 if block <= 1024 else 264)
+    block = row_tile(m.shape[1])[1]
+    programs = min(m.shape[0], 1056 if block <= 1024 else 264)
     partial = torch.empty(2, programs, m.shape[1], dtype=torch.float32, device=m.device)
     _backward_kernel[(programs,)](
         dy, dt, m, weight.contiguous(), stats, seed, dx, dbranch if dbranch.numel() > 0 else None,
         partial, dy.stride(0), 0 if dt is None else dt.stride(0), m.stride(0), *m.shape,
-        threshold_of(dropout), 1 / (1 - dropout), BIASED=biased, DROPOUT=dropout > 0, ROWS=rows,
-        BLOCK=block, num_warps=warps,
+        threshold_of(dropout), 1 / (1 - dropout), BIASED=biased, DROPOUT=dropout > 0,
+        BLOCK=block, num_warps=max(4, block // 1024),
     )  # fmt: skip
     sum_partials(partial[0], dweight)
     if biased:

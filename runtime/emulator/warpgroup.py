@@ -153,9 +153,9 @@ def _product(ins: Ins) -> Step:
     shape, d_type, a_type, b_type = ins.mods[-4:]
     columns, depth = map(int, shape.removeprefix("m64n").split("k"))
     size = _ROW_BYTES // depth
-    kinds = (a_type, b_type) in (("f16", "f16"), ("bf16", "bf16"))
-    kinds |= a_type in minifloat.NAMES and b_type in minifloat.NAMES
-    if d_type != "f32" or not kinds:
+    halves = (a_type, b_type) in (("f16", "f16"), ("bf16", "bf16"))
+    bytes_ = a_type in minifloat.NAMES and b_type in minifloat.NAMES
+    if d_type != "f32" or (size, True) not in ((2, halves), (1, bytes_)):
         raise ins.unsupported("only f16, bf16 or fp8 products summed in f32")
     d, a, b, flag, *rest = ins.ops
     from_registers = isinstance(a, Vector)

@@ -53,7 +53,7 @@ def main():
             seconds = {"slow": 2e-3, "impossible": 1e-4}.get(fate, 1.1e-3)
             emit("result", case=title, contender=name, configuration="", tried=1, error=1e-3,
                  first_call=0.1, host=1e-5, cold=result(seconds), warm=result(seconds))  # fmt: skip
-        emit("done", case=title, clock_mhz=1980)
+        emit("done", case=title, clock_mhz=[1980, 1755])
 
 
 main()

@@ -12,7 +12,7 @@ import torch
 
 from minitriton.__main__ import main
 from minitriton.bench import catalog, command, page, picture, report
-from minitriton.bench.supervisor import Results
+from minitriton.bench.supervisor import Results, WorkerFailed
 
 RATES = {"fp32": 5e13, "bf16": 8e14}
 CEILINGS = {"copy": 4e12, "read": 4e12, "cached": 8e12, "rates": RATES}
@@ -60,7 +60,7 @@ SCHEMA = {
 }  # fmt: skip
 CASE = {
     "title": str, "family": str, "arguments": dict, "bytes": float, "flop": float, "rate": str,
-    "intensity": float, "bound": str, "clock_mhz": (int, type(None)), "contenders": dict,
+    "intensity": float, "bound": str, "clock_mhz": list, "contenders": dict,
     "left_out": dict,
 }  # fmt: skip
 MODE = {"median": float, "q20": float, "q80": float, "rounds": int, "fraction": float}
@@ -171,6 +171,39 @@ def test_without_a_gpu_it_says_so(capsys, tmp_path):
     shown = refused(capsys, "--out", str(tmp_path / "x"))
     assert "needs an NVIDIA GPU" in shown and "--dry-run" in shown
     assert not (tmp_path / "x").exists()
+
+
+class DyingSupervisor:
+    """Measures one case, then its worker dies or the user has seen enough."""
+
+    death: BaseException
+
+    def __init__(self, size, titles, results, log, deadline):
+        self.size, self.titles, self.results, self.watch = size, titles, results, None
+
+    def run(self):
+        facts = {"family": "f", "arguments": {}, "bytes": 1.0, "flop": 1.0, "rate": "fp32"}
+        for event in (
+            {"event": "case", "case": self.titles[0], "contenders": [], **facts},
+            {"event": "done", "case": self.titles[0], "clock_mhz": []},
+        ):
+            self.results.take(event)
+            self.watch(event)
+        raise self.death
+
+
+@pytest.mark.parametrize(
+    ("death", "status"), [(WorkerFailed("no device"), 1), (KeyboardInterrupt(), 130)]
+)
+def test_a_run_that_ends_early_keeps_what_it_has(death, status, capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(DyingSupervisor, "death", death, raising=False)
+    monkeypatch.setattr(command, "Supervisor", DyingSupervisor)
+    arguments = ["bench", "--dry-run", "--only", "add", "gelu", "--out", str(tmp_path)]
+    assert main(arguments) == status
+    found = json.loads((tmp_path / "bench.json").read_text())
+    assert [case["title"] for case in found["cases"]] == ["add tiny"]
+    assert found["skipped"] == {"gelu tiny": "the run ended before it"}
+    assert (str(death) or "interrupted") in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("limit", ["0", "-3", "nan"])

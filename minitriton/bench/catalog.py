@@ -1,0 +1,165 @@
+"""The list of cases: families by name, their shapes in full, quick and dry runs. Needs no torch."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+FULL, QUICK, DRY = "full", "quick", "dry"
+
+
+class UnknownFamily(Exception):
+    """A name that selects nothing; the message lists those that do."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One case to build: a function of `cases_<file>` and its keyword arguments."""
+
+    family: str
+    title: str
+    file: str
+    function: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+ROWS = ((16384, 1024), (16384, 4096), (8192, 8192), (4096, 16384))
+NARROW = ROWS[:3]  # the library's norms are for rows of at most 8192
+VOCABULARIES = ((8192, 50304), (4096, 128256))
+PRODUCTS = ((8192, 8192, 8192), (4096, 4096, 4096), (8192, 8192, 1024))
+SKINNY = ((16, 8192, 8192), (128, 8192, 8192), (8192, 128, 8192))
+
+
+def _sizes(
+    family: str, function: str, shapes: Iterable[tuple[int, int]], **more: Any
+) -> list[Spec]:
+    return [
+        Spec(family, f"{family} {rows}x{columns}", "rows", function,
+             {"rows": rows, "columns": columns, **more})
+        for rows, columns in shapes
+    ]  # fmt: skip
+
+
+def _products(family: str, shapes: Iterable[tuple[int, int, int]], orders: str = "kn nk",
+              **more: Any) -> list[Spec]:  # fmt: skip
+    return [
+        Spec(family, f"{family} {m}x{n}x{k} B[{','.join(order.upper())}]", "products", "matmul",
+             {"m": m, "n": n, "k": k, "b_nk": order == "nk", **more})
+        for m, n, k in shapes for order in orders.split()
+    ]  # fmt: skip
+
+
+def _attention(shapes: Iterable[tuple[int, int, int, int, int, bool]], function: str) -> list[Spec]:
+    """Of (batch, tokens, heads, heads of k and v, head_dim, causal)."""
+    family = function
+    specs = []
+    for batch, tokens, heads, kv_heads, head_dim, causal in shapes:
+        grouped = f"/{kv_heads}" if kv_heads != heads else ""
+        title = (
+            f"{family} hd{head_dim} {'causal' if causal else 'full'} B={batch} S={tokens} H={heads}"
+        )
+        arguments = {"batch": batch, "tokens": tokens, "heads": heads, "kv_heads": kv_heads,
+                     "head_dim": head_dim, "causal": causal}  # fmt: skip
+        specs.append(Spec(family, title + grouped, "attention", function, arguments))
+    return specs
+
+
+def _heads(batch: int, tokens: int, head_dims: Iterable[int]) -> list[tuple[int, ...]]:
+    return [
+        (batch, tokens, 2048 // width, 2048 // width, width, causal)
+        for width in head_dims for causal in (True, False)
+    ]  # fmt: skip
+
+
+def _full() -> list[Spec]:
+    long = [*_heads(4, 4096, (64, 128, 256)), *_heads(1, 16384, (128,))]
+    grouped = (4, 4096, 32, 8, 128, True)
+    return [
+        Spec("add", "add fp32 2^28", "rows", "add", {"n": 1 << 28}),
+        *_sizes("softmax", "softmax", ROWS),
+        *_sizes("layer_norm", "layer_norm", NARROW),
+        *_sizes("layer_norm_backward", "layer_norm_backward", NARROW),
+        *_sizes("rms_norm", "rms_norm", NARROW),
+        *_sizes("rms_norm_backward", "rms_norm_backward", NARROW),
+        *_sizes("gelu", "gelu", [(16384, 8192)]),
+        *_sizes("swiglu", "swiglu", [(16384, 8192)]),
+        *_sizes("swiglu_backward", "swiglu_backward", [(16384, 8192)]),
+        *_sizes("cross_entropy", "cross_entropy", VOCABULARIES),
+        *_sizes("cross_entropy_backward", "cross_entropy_backward", VOCABULARIES),
+        *_products("matmul", (*PRODUCTS, (2048, 2048, 2048)), dtype="bf16"),
+        *_products("matmul_skinny", SKINNY, "nk", dtype="bf16"),
+        *_products("matmul_fp16", PRODUCTS[:2], dtype="fp16"),
+        *_products("matmul_tf32", PRODUCTS[:2], dtype="tf32"),
+        *_products("matmul_fp8", PRODUCTS, "nk", dtype="fp8"),
+        Spec("matmul_batched", "matmul_batched 64x1024x1024x1024", "products", "batched",
+             {"batch": 64, "m": 1024, "n": 1024, "k": 1024}),
+        Spec("matmul_batched", "matmul_batched 256x512x512x64", "products", "batched",
+             {"batch": 256, "m": 512, "n": 512, "k": 64}),
+        Spec("matmul_grouped", "matmul_grouped 16 groups, 16384x4096x4096", "products", "grouped",
+             {"groups": 16, "rows": 16384, "n": 4096, "k": 4096}),
+        Spec("matmul_grouped", "matmul_grouped 128 groups, 8192x2048x4096", "products", "grouped",
+             {"groups": 128, "rows": 8192, "n": 2048, "k": 4096}),
+        *_attention([*long, grouped], "attention"),  # type: ignore[list-item]  # tuples of mixed int
+        *_attention([*long, grouped], "attention_backward"),  # type: ignore[list-item]  # the same
+    ]  # fmt: skip
+
+
+# Most telling first: a run that is out of time leaves out the rest.
+QUICK_TITLES = (
+    "add fp32 2^28", "matmul 8192x8192x8192 B[K,N]", "matmul 8192x8192x8192 B[N,K]",
+    "attention hd128 causal B=1 S=16384 H=16", "softmax 8192x8192", "layer_norm 16384x4096",
+    "matmul_fp8 8192x8192x8192 B[N,K]", "matmul 8192x8192x1024 B[K,N]",
+    "attention_backward hd128 causal B=4 S=4096 H=16", "attention hd128 full B=4 S=4096 H=16",
+    "rms_norm 16384x4096", "cross_entropy 8192x50304", "swiglu 16384x8192",
+    "layer_norm_backward 16384x4096", "rms_norm_backward 16384x4096",
+    "cross_entropy_backward 8192x50304", "matmul_skinny 16x8192x8192 B[N,K]", "gelu 16384x8192",
+    "swiglu_backward 16384x8192", "attention hd64 causal B=4 S=4096 H=32",
+    "attention hd256 causal B=4 S=4096 H=8", "attention hd128 causal B=4 S=4096 H=32/8",
+    "matmul_batched 64x1024x1024x1024", "matmul_grouped 16 groups, 16384x4096x4096",
+    "matmul_tf32 4096x4096x4096 B[K,N]", "matmul_fp16 4096x4096x4096 B[K,N]",
+    "matmul 4096x4096x4096 B[K,N]",
+)  # fmt: skip
+
+
+def _dry() -> list[Spec]:
+    """Each family and contender of the full run once, as small as its code allows."""
+    row, product = {"rows": 3, "columns": 200}, {"m": 40, "n": 48, "k": 64, "b_nk": True}
+    small = {"batch": 1, "tokens": 64, "heads": 2, "kv_heads": 1, "head_dim": 32, "causal": True}
+    own = {
+        "add": {"n": 1000}, "matmul_batched": {"batch": 2, "m": 40, "n": 48, "k": 32},
+        "matmul_grouped": {"groups": 2, "rows": 40, "n": 32, "k": 32},
+        "attention": small, "attention_backward": small,
+    }  # fmt: skip
+    specs = []
+    for first in {spec.family: spec for spec in reversed(_full())}.values():
+        arguments = own.get(first.family, row if first.file == "rows" else product)
+        given = {"dtype": first.arguments["dtype"]} if "dtype" in first.arguments else {}
+        title = f"{first.family} tiny"
+        specs.append(Spec(first.family, title, first.file, first.function, {**arguments, **given}))
+    return specs[::-1]
+
+
+def families() -> list[str]:
+    """Names that --only takes."""
+    return list(dict.fromkeys(spec.family for spec in _full()))
+
+
+def select(size: str, only: Iterable[str] = ()) -> list[Spec]:
+    """The cases of a run in their order. `only`: families, several with commas between them, or
+    titles; UnknownFamily for a name that is neither."""
+    specs = _dry() if size == DRY else _full()
+    if size == QUICK:
+        by_title = {spec.title: spec for spec in specs}
+        specs = [by_title[title] for title in QUICK_TITLES]
+    titles = {spec.title for spec in specs}
+    names: list[str] = []
+    for part in only:  # titles may have commas
+        names += [part] if part in titles else filter(None, part.split(","))
+    for name in names:
+        if name not in (*families(), *titles):
+            near = difflib.get_close_matches(name, families(), 1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise UnknownFamily(f"--only {name}: {hint}the names are {', '.join(families())}")
+    return [s for s in specs if not names or s.family in names or s.title in names]

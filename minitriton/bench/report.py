@@ -1,0 +1,167 @@
+"""Results as tables: for the terminal, for a README, and as rows for the page."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+ORDER = (
+    "minitriton", "minitriton library", "minitriton tma", "triton", "triton tma", "torch",
+    "torch.compile",
+)  # fmt: skip
+MODES = {
+    "cold": "L2 cold",
+    "warm": "L2 warm",
+    "sustained": "back to back, at the clocks which power allows",
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A case in one mode, ready to print."""
+
+    title: str
+    unit: str
+    cells: tuple[str, ...]  # one a column
+    best: int | None  # which column is fastest
+
+
+@dataclass(frozen=True)
+class Table:
+    caption: str
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+
+
+def columns_of(found: dict[str, Any]) -> tuple[str, ...]:
+    """Contenders that have a result anywhere."""
+    seen = {name for case in found["cases"] for name in case["contenders"]}
+    return tuple(name for name in ORDER if name in seen)
+
+
+def tables(found: dict[str, Any]) -> list[Table]:
+    """One table a mode that was measured; that of the errors after a dry run."""
+    columns = columns_of(found)
+    made = []
+    for mode, caption in MODES.items():
+        cases = [c for c in found["cases"] if any(mode in e for e in c["contenders"].values())]
+        if cases:
+            rows = tuple(_row(case, columns, mode) for case in cases)
+            made.append(Table(caption, columns, rows))
+    if not made and columns:
+        rows = tuple(_error_row(case, columns) for case in found["cases"])
+        made.append(Table("relative error, nothing was timed", columns, rows))
+    return made
+
+
+def speed(case: dict[str, Any], seconds: float) -> tuple[float, str]:
+    """Rate in the unit that bounds the case."""
+    if case["bound"] == "compute":
+        return case["flop"] / seconds / 1e12, "TFLOP/s"
+    return case["bytes"] / seconds / 1e12, "TB/s"
+
+
+def _row(case: dict[str, Any], columns: tuple[str, ...], mode: str) -> Row:
+    medians = {n: e[mode]["median"] for n, e in case["contenders"].items() if mode in e}
+    cells, unit = [], speed(case, 1.0)[1]
+    for name in columns:
+        if name not in medians:
+            cells.append("failed" if _failed(case, name) else "")
+            continue
+        value, _ = speed(case, medians[name])
+        share = case["contenders"][name][mode]["fraction"]
+        text = f"{value:.3f}" if unit == "TB/s" else f"{value:.0f}"
+        cells.append(text + (f" ({share:.0%})" if share is not None else ""))
+    best = columns.index(min(medians, key=lambda name: medians[name])) if medians else None
+    return Row(case["title"], unit, tuple(cells), best)
+
+
+def _error_row(case: dict[str, Any], columns: tuple[str, ...]) -> Row:
+    entries = case["contenders"]
+    cells = [
+        f"{entries[n]['error']:.1e}" if n in entries else "failed" if _failed(case, n) else ""
+        for n in columns
+    ]
+    return Row(case["title"], "error", tuple(cells), None)
+
+
+def _failed(case: dict[str, Any], name: str) -> bool:
+    return bool(case["left_out"].get(name, {}).get("failed"))
+
+
+def ceilings_line(found: dict[str, Any]) -> str:
+    ceilings = found["ceilings"]
+    if ceilings is None:
+        return "no ceilings: nothing was timed"
+    rates = ", ".join(f"{name} {rate / 1e12:.0f}" for name, rate in ceilings["rates"].items())
+    memory = ", ".join(
+        f"{name} {ceilings[key] / 1e12:.2f}"
+        for key, name in (("copy", "copy"), ("read", "read"), ("cached", "copy within L2"))
+    )
+    return f"ceilings of this run: {memory} TB/s; matrix products {rates} TFLOP/s"
+
+
+def machine_line(found: dict[str, Any]) -> str:
+    machine = found["machine"]
+    known = {"name": "", "driver_version": "driver ", "torch": "torch ", "triton": "Triton "}
+    parts = [prefix + str(machine[key]) for key, prefix in known.items() if key in machine]
+    return ", ".join(parts) or "the emulator"
+
+
+def left_out(found: dict[str, Any]) -> list[str]:
+    """Who did not take part, where and why; the same reason is told once a contender."""
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for case in found["cases"]:
+        for name, why in case["left_out"].items():
+            first_line = why["reason"].splitlines()[0] if why["reason"] else "no reason given"
+            reasons.setdefault((name, first_line), []).append(case["title"])
+    lines = []
+    for (name, reason), titles in reasons.items():
+        where = titles[0] if len(titles) == 1 else f"{titles[0]} and {len(titles) - 1} more"
+        lines.append(f"{name} in {where}: {reason}")
+    return lines + [f"{title}: not measured: {why}" for title, why in found["skipped"].items()]
+
+
+def markdown(found: dict[str, Any]) -> str:
+    """The tables for a document, with what is needed to read them."""
+    lines = [
+        f"`{found['command']}`, {found['started']}, {machine_line(found)};",
+        f"{ceilings_line(found)}.",
+        "Share of the roof in brackets, best in bold.",
+        "",
+    ]
+    for table in tables(found):
+        lines += [f"**{table.caption}**", ""]
+        lines.append(f"| case | unit | {' | '.join(table.columns)} |")
+        lines.append("|---" * (2 + len(table.columns)) + "|")
+        for row in table.rows:
+            cells = [f"**{c}**" if i == row.best else c for i, c in enumerate(row.cells)]
+            lines.append(f"| {row.title} | {row.unit} | {' | '.join(cells)} |")
+        lines.append("")
+    absent = left_out(found)
+    if absent:
+        lines += ["Left out:", "", *(f"- {line}" for line in absent), ""]
+    return "\n".join(lines)
+
+
+def show(found: dict[str, Any]) -> None:
+    """The same on the terminal."""
+    from rich.console import Console
+    from rich.table import Table as Shown
+    from rich.text import Text
+
+    console = Console()
+    if not console.is_terminal:
+        console.width = 200  # a log has no width to fit
+    console.print(Text(machine_line(found)))
+    console.print(Text(ceilings_line(found)))
+    for table in tables(found):
+        shown = Shown("case", "unit", *table.columns, title=table.caption, title_justify="left")
+        for column in shown.columns[2:]:
+            column.justify = "right"
+        for row in table.rows:
+            cells = [Text(c, "bold" if i == row.best else "") for i, c in enumerate(row.cells)]
+            shown.add_row(Text(row.title), row.unit, *cells)
+        console.print(shown)
+    for line in left_out(found):
+        console.print(Text(f"left out: {line}"))
