@@ -133,6 +133,7 @@ F32: dict[str, Callable[..., ir.Value]] = {
     "math.tanh": _tanh,
     "math.erf": _erf,
     "mt.tanh_approx": lambda f, x: f.approximate("tanh.approx.f32", x),
+    "mt.exp2_approx": lambda f, x: f.approximate("ex2.approx.ftz.f32", x),
     "math.sqrt": _sqrt,
     "math.rsqrt": _rsqrt,
     "arith.divf": _divf,

@@ -157,7 +157,7 @@ def lower_warpgroup_result(lowering: Lowering, op: ir.Operation) -> None:
     count = len(registers)
     constraints = ["=f"] * count + [str(index) for index in range(count)] + ["~{memory}"]
     results = lowering.asm(
-        "wgmma.wait_group.sync.aligned 0;",
+        f"wgmma.wait_group.sync.aligned {integer_attribute(op, 'pending')};",
         ",".join(constraints),
         [lowering.f32] * count,
         registers,

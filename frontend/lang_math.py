@@ -51,13 +51,25 @@ erf = _unary("erf", "math.erf", "Error function")
 tanh = _unary("tanh", "math.tanh", "Hyperbolic tangent")
 
 
-@builtin
-def fast_tanhf(x: Any) -> Tensor:
-    """Hyperbolic tangent of fp32 by one instruction, elementwise; relative error up to 2^-11."""
-    value = _float_operand("libdevice.fast_tanhf", x)
-    if value.dtype.is_fp64():
-        raise WrongDtype("libdevice.fast_tanhf", str(value.type), "fp32")
-    return emitter().op("mt.tanh_approx", value.type, [value])
+def _instruction(name: str, operation: str, description: str) -> Callable[[Any], Tensor]:
+    @builtin
+    def function(x: Any) -> Tensor:
+        value = _float_operand(f"libdevice.{name}", x)
+        if value.dtype.is_fp64():
+            raise WrongDtype(f"libdevice.{name}", str(value.type), "fp32")
+        return emitter().op(operation, value.type, [value])
+
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = f"{description} of fp32 by one instruction, elementwise."
+    return function
+
+
+fast_tanhf = _instruction(
+    "fast_tanhf", "mt.tanh_approx", "Hyperbolic tangent (relative error up to 2^-11)"
+)
+fast_exp2f = _instruction(
+    "fast_exp2f", "mt.exp2_approx", "2 to the power of x (subnormal results become zero)"
+)
 
 
 @builtin

@@ -73,6 +73,13 @@ class TanhApproxOp(MT.Operation, name="tanh_approx"):
     result: Result[Any]
 
 
+class Exp2ApproxOp(MT.Operation, name="exp2_approx"):
+    """2 to the power of f32 by one instruction; subnormal numbers count as zero."""
+
+    value: Operand[Any]
+    result: Result[Any]
+
+
 class PreciseOp(MT.Operation, name="precise"):
     """IEEE round-to-nearest form of `function`: "div" (two operands) or "sqrt" (one); f32."""
 
@@ -113,7 +120,8 @@ class WarpgroupDotOp(MT.Operation, name="warpgroup_dot"):
     """c + a @ b by wgmma: b (and a, unless it is a tile) is a buffer that other threads filled.
 
     With the unit attribute `mt.in_flight` the products run on: the result may only be the
-    accumulator of the next warpgroup_dot until a warpgroup_result takes it. Else they are done.
+    accumulator of the next warpgroup_dot until a warpgroup_result takes it, and a must not change.
+    Else they are done.
     """
 
     a: Operand[Any]
@@ -129,9 +137,10 @@ class WarpgroupDotOp(MT.Operation, name="warpgroup_dot"):
 
 
 class WarpgroupResultOp(MT.Operation, name="warpgroup_result"):
-    """An accumulator after all products in flight are done."""
+    """An accumulator that is done once at most `pending` warpgroup_dots are in flight."""
 
     value: Operand[Any]
+    pending: ir.IntegerAttr
     result: Result[Any]
 
 
@@ -165,7 +174,8 @@ class YieldOp(MT.Operation, name="yield", traits=[ir.IsTerminatorTrait]):
 
 
 PURE = (
-    AddPtrOp, PtrToIntOp, IntToPtrOp, PtrCastOp, FpCastOp, MulHiOp, TanhApproxOp, PreciseOp,
+    AddPtrOp, PtrToIntOp, IntToPtrOp, PtrCastOp, FpCastOp, MulHiOp, TanhApproxOp, Exp2ApproxOp,
+    PreciseOp,
     DotOp, ReduceOp, ScanOp,
 )  # fmt: skip
 OPS = (*PURE, WarpgroupDotOp, WarpgroupResultOp, YieldOp)

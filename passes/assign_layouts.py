@@ -175,6 +175,8 @@ class _Emitter:
     def _compute(self, op: ir.Operation, layout: LinearLayout) -> Value:
         """The only result of `op`, made in `layout` at the builder's insertion point."""
         name = op.name
+        if name == "mt.join":
+            return self._joined(op, layout)
         source = preimage(op, layout) if name in PREIMAGES else layout
         if name in _IMAGES and (own := self.choice.layout(op.operands[0])):
             moved = image(op, own)
@@ -185,6 +187,18 @@ class _Emitter:
         if name == "arith.constant":
             attributes["value"] = _retyped(op, type_)
         return self.builder.op(name, type_, operands, attributes)
+
+    def _joined(self, op: ir.Operation, layout: LinearLayout) -> Value:
+        """A join of unplaced tiles: where a thread's registers hold both halves, nothing moves."""
+        own = self.choice.access.default(tuple(op.operands[0].type.shape))
+        half = layout.split() if layout.can_split() else own
+        type_ = self.typed(op.results[0].type, half.join())
+        joined = self.builder.op(op.name, type_, [self.scalar_or(v, half) for v in op.operands])
+        if half.join() == layout:
+            return joined
+        return self.builder.op(
+            "mt.convert_layout", self.typed(op.results[0].type, layout), [joined]
+        )
 
     # Op families
 
@@ -226,6 +240,8 @@ class _Emitter:
         self._create(op, [self.own_type(r) for r in op.results], [operand])
 
     def _join(self, op: ir.Operation) -> None:
+        if op.name == "mt.join" and self.choice.layout(op.results[0]) is None:
+            return  # made when it is wanted
         layout = self.choice.operand_layout(op)
         operands = [self.tile(v, layout) for v in op.operands]
         self._create(op, [self.own_type(op.results[0])], operands)

@@ -146,6 +146,9 @@ class LayoutChoice:
             self.place(result, image(op, source.layout), source.priority)
 
     def _join(self, op: ir.Operation) -> None:
+        if op.name == "mt.join" and self._best(op.operands) is None:
+            self.placed.pop(op.results[0], None)
+            return
         layout = self.operand_layout(op)
         if op.name == "mt.join":
             self.place(op.results[0], layout.join(), ACCESS)
@@ -248,7 +251,7 @@ class LayoutChoice:
         result = user.results[0]
         if is_elementwise(name) and is_tile(result):
             return self.layout(result) or self._demand(result, depth - 1)
-        if name in PREIMAGES:
+        if name in PREIMAGES and name != "mt.join":
             wanted = self.layout(result) or self._demand(result, depth - 1)
             return preimage(user, wanted) if wanted is not None else None
         return None

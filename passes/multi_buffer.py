@@ -15,13 +15,19 @@ from minitriton.ir.encoding import encode
 from minitriton.ir.linear_layout import LinearLayout
 from minitriton.ir.mlir import ir
 from minitriton.passes.ahead_of_time import AheadOfTime
+from minitriton.passes.products_in_flight import (
+    Flights,
+    keep_in_flight,
+    meet_again,
+    take_results,
+)
 from minitriton.passes.traversal import (
     Value,
     attributes_of,
     int_array,
     terminator_of,
 )
-from minitriton.passes.warpgroup_dots import take_results, use_warpgroups, wait_and_meet
+from minitriton.passes.warpgroup_dots import use_warpgroups
 
 SLT = 2  # arith.cmpi predicates
 EQ = 0
@@ -96,10 +102,10 @@ def rewrite_loop(
         1,
     )
     loop.regions[0].blocks[0].append_to(new.regions[0])
-    flying = _fill_body(new, buffers, ahead, upper, distance, stages)
+    flights = _fill_body(new, buffers, ahead, upper, distance, stages)
     for index, result in enumerate(loop.results):
         result.replace_all_uses_with(new.results[index])
-    take_results(new, flying, builder)
+    take_results(new, flights, builder)
     builder.create("mt.async_wait", [], [], {"pending": i32_attr(0)})
     for buffer in buffers:
         builder.create("mt.local_dealloc", [], [buffer.value])
@@ -119,8 +125,8 @@ def _fill_body(
     upper: Value,
     distance: Value,
     stages: int,
-) -> list[ir.Operation]:
-    """Returns the dots that stay in flight from one iteration to the next."""
+) -> Flights:
+    """Returns the products that are in flight from one iteration to the next."""
     body, location = new.regions[0].blocks[0], new.location
     extra = list(new.operands)[3 + len(ahead.arguments) :]
     arguments = [body.add_argument(value.type, location) for value in extra]
@@ -136,9 +142,9 @@ def _fill_body(
     moving = [buffer for buffer in buffers if not buffer.fixed]
     for buffer in buffers:
         _read_from(buffer, read)
-    flying = use_warpgroups(body)
-    if flying:  # they may still read the slot to be filled
-        wait_and_meet(flying, lambda at: _issue(moving, ahead, known, upper, fill, at))
+    flights = keep_in_flight(body, use_warpgroups(body))
+    if flights.crossing:  # they may still read the slot to be filled
+        meet_again(flights, lambda at: _issue(moving, ahead, known, upper, fill, at))
     else:
         _issue(moving, ahead, known, upper, fill, builder)
     end = terminator_of(body)
@@ -149,7 +155,7 @@ def _fill_body(
     end.erase()
     for buffer in buffers:
         buffer.load.erase()
-    return flying
+    return flights
 
 
 def _issue(

@@ -4,7 +4,8 @@
     after:  buffer [stages]; copies of the first stages-1 iterations; for { wait; barrier; copy for
             iteration i+stages-1; dot(local_load slot) }; wait for all
 
-A tile that is the same in every iteration is copied once, before the loop, and stays there.
+A tile that is the same in every iteration is copied once, before the loop, and stays there. Beside
+wgmma a row of numbers comes as a copy, too: to hand it to other warps would take a barrier.
 Requires: layouts. Ensures: the same values; copies past the last iteration are masked off. A loop
 that may write global memory it reads (`_may_overwrite`), and loads whose address or mask cannot be
 computed ahead, are left alone; remarks say why.
@@ -39,7 +40,7 @@ from minitriton.passes.traversal import (
     splat_constant,
     walk,
 )
-from minitriton.passes.warpgroup_dots import available, operand_slots
+from minitriton.passes.warpgroup_dots import available, fits, operand_slots
 
 MIN_COPY_BYTES = 4  # cp.async moves 4, 8 or 16 bytes
 SHARED_RESERVE = 2048  # left for scratch inside the loop
@@ -83,6 +84,8 @@ def _pipeline(
     if not feeding or stages <= 1:
         return False
     body, entry = loop.regions[0].blocks[0], kernel_of(module).regions[0].blocks[0]
+    if wgmma and any(map(fits, ops_of(body))):
+        feeding += [op for op in ops_of(body) if _is_converted_row(op)]
     if _may_overwrite(loop, feeding, entry):
         add_remark(module, loop, "loop not pipelined: it may write memory that it reads")
         return False
@@ -219,6 +222,15 @@ def _dot_operand(load: ir.Operation) -> int | None:
                 swaps = order[-2:] == [len(order) - 1, len(order) - 2]
                 pending.append((user.results[0], flipped ^ swaps))
     return None
+
+
+def _is_converted_row(op: ir.Operation) -> bool:
+    """Whether `op` loads fp32 numbers, a tile of rank 1, and none are used as they come."""
+    if op.name != "mt.load" or not is_tile(op.results[0]) or len(op.results[0].type.shape) != 1:
+        return False
+    users = [use.owner.operation for use in op.results[0].uses]
+    single = isinstance(element_of(op.results[0].type), ir.F32Type)
+    return single and bool(users) and all(user.name == "mt.convert_layout" for user in users)
 
 
 def _is_unpacked(load: ir.Operation) -> bool:

@@ -10,11 +10,11 @@ qualify in the end can stay what it was.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import prod
 
 from minitriton.ir import layouts
-from minitriton.ir.builder import Builder, i32_attr
+from minitriton.ir.builder import Builder
 from minitriton.ir.dialect import element_of
 from minitriton.ir.encoding import mem_layout
 from minitriton.ir.linear_layout import LinearLayout
@@ -32,7 +32,6 @@ from minitriton.passes.traversal import (
     integer_constant,
     ops_of,
     splat_constant,
-    terminator_of,
     walk,
 )
 
@@ -123,7 +122,7 @@ def _readers(value: Value, slot: LinearLayout) -> list[tuple[ir.Operation, int]]
                 dot, position = inner.owner.operation, inner.operand_number
                 if (
                     position < 2
-                    and _fits(dot)
+                    and fits(dot)
                     and dot.block == user.block
                     and _descriptor(user.results[0].type.element_type, slot, position)
                 ):
@@ -161,8 +160,8 @@ def _may_be_imprecise(op: ir.Operation) -> bool:
     return int_attribute(op, "max_imprecise", 0) >= op.operands[0].type.shape[-1]
 
 
-def _fits(op: ir.Operation) -> bool:
-    """Whether an mt.dot with layouts may become a warpgroup_dot, for all but its operands."""
+def fits(op: ir.Operation) -> bool:
+    """Whether an op is an mt.dot that may become a warpgroup_dot, for all but its operands."""
     if op.name != "mt.dot" or "mt.warps" not in op.attributes:
         return False
     rows, *columns = int_array(op, "mt.warps")
@@ -170,34 +169,26 @@ def _fits(op: ir.Operation) -> bool:
 
 
 def use_warpgroups(body: ir.Block) -> list[ir.Operation]:
-    """Turns the dots of a pipelined loop's body whose B is in a slot into warpgroup_dots.
+    """Turns the dots of a pipelined loop's body whose B is in a slot into warpgroup_dots."""
+    return [dot for op in ops_of(body) if fits(op) and (dot := _convert(op)) is not None]
 
-    Returns those that stay in flight; the caller must end each iteration with a wait and a
-    barrier before their slots are filled anew (`wait_and_meet`) and call `take_results`.
-    """
-    flying = []
-    for op in ops_of(body):
-        if not _fits(op):
-            continue
-        b = _slot_behind(op.operands[1], 1)
-        if b is None:
-            continue
-        a = _slot_behind(op.operands[0], 0)
-        loads = [defining_op(op.operands[index]) for index in (0, 1)]
-        attributes: dict[str, ir.Attribute] = {"mt.warps": op.attributes["mt.warps"]}
-        if a is not None and _is_running_sum(op, body):
-            attributes["mt.in_flight"] = ir.UnitAttr.get()
-        builder = Builder(ir.InsertionPoint(op), op.location)
-        operands = [op.operands[0] if a is None else a, b, op.operands[2]]
-        new = builder.create("mt.warpgroup_dot", [op.results[0].type], operands, attributes)
-        op.results[0].replace_all_uses_with(new.results[0])
-        op.erase()
-        for load in dict.fromkeys(loads):
-            if load is not None and load.name == "mt.local_load" and _unused(load.results[0]):
-                load.erase()
-        if "mt.in_flight" in attributes:
-            flying.append(new)
-    return flying
+
+def _convert(op: ir.Operation) -> ir.Operation | None:
+    b = _slot_behind(op.operands[1], 1)
+    if b is None:
+        return None
+    a = _slot_behind(op.operands[0], 0)
+    loads = [defining_op(op.operands[index]) for index in (0, 1)]
+    builder = Builder(ir.InsertionPoint(op), op.location)
+    operands = [op.operands[0] if a is None else a, b, op.operands[2]]
+    attributes: dict[str, ir.Attribute] = {"mt.warps": op.attributes["mt.warps"]}
+    new = builder.create("mt.warpgroup_dot", [op.results[0].type], operands, attributes)
+    op.results[0].replace_all_uses_with(new.results[0])
+    op.erase()
+    for load in dict.fromkeys(loads):
+        if load is not None and load.name == "mt.local_load" and _unused(load.results[0]):
+            load.erase()
+    return new
 
 
 def _unused(value: Value) -> bool:
@@ -213,35 +204,3 @@ def _slot_behind(value: Value, op_index: int) -> Value | None:
     if "mt.alignment" not in buffer_of(slot).attributes:  # it was not laid out for wgmma
         return None
     return slot if _descriptor(value.type.element_type, mem_layout(slot.type), op_index) else None
-
-
-def _is_running_sum(op: ir.Operation, body: ir.Block) -> bool:
-    """Whether nothing in the loop but this dot itself touches its accumulator."""
-    c, result = op.operands[2], op.results[0]
-    if not isinstance(c, ir.BlockArgument) or c.owner != body:
-        return False
-    readers, writers = list(c.uses), list(result.uses)
-    if len(readers) != 1 or len(writers) != 1:
-        return False
-    end = terminator_of(body)
-    return writers[0].owner.operation == end and writers[0].operand_number == c.arg_number - 1
-
-
-def wait_and_meet(flying: Sequence[ir.Operation], issue: Callable[[Builder], None]) -> None:
-    """After the last of `flying`: all threads see the iteration before done, then `issue`."""
-    last = flying[-1]
-    following = ops_of(last.block)[ops_of(last.block).index(last) + 1]
-    builder = Builder(ir.InsertionPoint(following), last.location)
-    builder.create("mt.warpgroup_wait", [], [], {"pending": i32_attr(len(flying))})
-    builder.create("mt.barrier", [])
-    issue(builder)
-
-
-def take_results(loop: ir.Operation, flying: Sequence[ir.Operation], builder: Builder) -> None:
-    """After the loop: what is in flight ends."""
-    for op in flying:
-        value = loop.results[ir.BlockArgument(op.operands[2]).arg_number - 1]
-        users = [(use.owner.operation, use.operand_number) for use in value.uses]
-        taken = builder.op("mt.warpgroup_result", value.type, [value])
-        for user, number in users:
-            user.operands[number] = taken

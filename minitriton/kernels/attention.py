@@ -264,8 +264,8 @@ def _attend_backward_op(
         return gradients
     call, plan = _call(q, k, rest, v, gate, cu_seqlens, seed, causal, scale, dropout, precision)
     dlse = None if dlse is None else dlse.contiguous()
-    delta, dout = attention_backward.prepare(call, plan, out, grad, dlse, dgate)
-    attention_backward.backward(call, plan, dout, lse, delta, dq, dk, drest, dv)
+    rows, dout = attention_backward.prepare(call, plan, out, lse, grad, dlse, dgate)
+    attention_backward.backward(call, plan, dout, rows, dq, dk, drest, dv)
     return gradients
 
 

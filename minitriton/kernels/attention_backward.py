@@ -4,9 +4,10 @@
     dv = p^T dout                         dk = scale ds^T q       dq = scale ds k
 
 With out' = out sigmoid(gate): dgate = dout' out' (1 - sigmoid(gate)), dout = dout' sigmoid(gate),
-and delta = rowsum(out' dout'). One kernel prepares delta (and dout, dgate); one owns tiles of keys
-and walks over queries for dk and dv; one owns tiles of queries and walks over keys for dq. No
-atomics: equal inputs give equal bits. Source: Dao, FlashAttention-2, arXiv 2307.08691, algorithm 2.
+and delta = rowsum(out' dout'). One kernel prepares delta (and dout, dgate, lse in base 2); one owns
+tiles of keys and walks over queries for dk and dv; one owns tiles of queries and walks over keys
+for dq. No atomics: equal inputs give equal bits. Source: Dao, FlashAttention-2, arXiv 2307.08691,
+algorithm 2.
 """
 
 from __future__ import annotations
@@ -33,21 +34,22 @@ from minitriton.kernels.attention_tiles import (
     visible_keys,
 )
 from minitriton.kernels.gemm import sum_partials
+from minitriton.language.extra import libdevice
 
 PREPARED_ROWS = 32
 Tile = tuple[int, int, int, int]
-SHARED_PROGRAMS = 2048  # of the kernel that sums over heads: enough for any GPU
 _DO = ("do_batch", "do_token", "do_head")
 
 
 @triton.jit(do_not_specialize=("g_batch", "g_token", "g_head", "tokens", *_DO))
 def _prepare_kernel(
-    out_ptr, grad_ptr, dlse_ptr, gate_ptr, delta_ptr, dout_ptr, dgate_ptr, do_batch, do_token,
-    do_head, g_batch, g_token, g_head, tokens, heads, V: tl.constexpr, V_READ: tl.constexpr,
-    V_TILE: tl.constexpr, GATED: tl.constexpr, REWRITTEN: tl.constexpr, HAS_DLSE: tl.constexpr,
-    ROWS: tl.constexpr,
+    out_ptr, grad_ptr, lse_ptr, dlse_ptr, gate_ptr, power_ptr, delta_ptr, dout_ptr, dgate_ptr,
+    do_batch, do_token, do_head, g_batch, g_token, g_head, tokens, heads, V: tl.constexpr,
+    V_READ: tl.constexpr, V_TILE: tl.constexpr, GATED: tl.constexpr, REWRITTEN: tl.constexpr,
+    HAS_DLSE: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """delta [B, H, T]; dout in the inputs' dtype if REWRITTEN; dgate."""
+    """delta [B, H, T] and lse in base 2, infinite, hence without probabilities, where a row has no
+    keys; dout in the inputs' dtype if REWRITTEN; dgate."""
     first, head, batch = tl.program_id(0) * ROWS, tl.program_id(1), tl.program_id(2)
     plane_row = batch.to(tl.int64) * tokens * heads + head
     offset = plane_row * V
@@ -62,6 +64,9 @@ def _prepare_kernel(
     if HAS_DLSE:
         delta -= tl.load(dlse_ptr + plane, mask=row < tokens, other=0.0)
     tl.store(delta_ptr + plane, delta, mask=row < tokens)
+    lse = tl.load(lse_ptr + plane, mask=row < tokens, other=0.0)
+    power = tl.where(lse == -float("inf"), float("inf"), lse * LOG2E)
+    tl.store(power_ptr + plane, power, mask=row < tokens)
     if GATED:
         gate_ptr = at_head(gate_ptr, g_batch, g_token, g_head, batch, 0, head, 4)
         g_token = tl.multiple_of(g_token, 4)
@@ -76,48 +81,53 @@ def _prepare_kernel(
 
 
 @triton.jit
-def _load_lse(lse_ptr, first, queries, ROWS: tl.constexpr):
-    """lse in base 2; infinite, hence without probabilities, where a row has no keys."""
-    row = first + tl.arange(0, ROWS)
-    lse = tl.load(lse_ptr + row, mask=row < queries, other=float("inf"))
-    return tl.where(lse == -float("inf"), float("inf"), lse * LOG2E)
-
-
-@triton.jit
 def _over_queries(
-    dk1, dk2, dv, q_ptr, k_ptr, rest_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, q_token, k_token,
-    rest_token, v_token, do_token, low, first, queries, keys, scale, kept_scale, seed, plane,
-    threshold, C: tl.constexpr,
+    dk1, dk2, dv, q_ptr, k_ptr, rest_ptr, v_ptr, do_ptr, power_ptr, delta_ptr, q_token, k_token,
+    rest_token, v_token, do_token, q_head, do_head, tokens, share, low, first, queries, keys, scale,
+    kept_scale, seed, plane, threshold, C: tl.constexpr,
 ):  # fmt: skip
-    """Takes the queries from `low` on into dk and dv; tiles are transposed: [keys, queries]. k and
-    v are loaded where they are used: the compiler copies them to shared memory once. One loop for
-    masked and unmasked tiles: two would need more registers than there are."""
+    """Takes the queries from `low` on, of `share` heads, into dk and dv; tiles are transposed:
+    [keys, queries]. k and v are loaded where they are used: the compiler copies them to shared
+    memory once. Products that need nothing from each other stand together: on Hopper they run while
+    p is computed."""
     column = first + tl.arange(0, C.BLOCK_N)[:, None]
-    for start in tl.range(low, queries, C.BLOCK_M):
+    tiles = tl.cdiv(queries - low, C.BLOCK_M)
+    for step in tl.range(0, tiles * share if C.GROUPED else tiles):
+        start = low + step * C.BLOCK_M
+        if C.GROUPED:  # one loop, so that one head's copies begin beside the products of another
+            turn = step // tiles
+            start -= turn * tiles * C.BLOCK_M
+            head = turn.to(tl.int64)
+            q_at, do_at = q_ptr + head * q_head, do_ptr + head * do_head
+            power_at, delta_at = power_ptr + head * tokens, delta_ptr + head * tokens
+            plane_at = plane + turn
+        else:
+            q_at, do_at, power_at, delta_at, plane_at = q_ptr, do_ptr, power_ptr, delta_ptr, plane
         row = start + tl.arange(0, C.BLOCK_M)
         k1 = load_tile(k_ptr, k_token, first, keys, C.BLOCK_N, C.HEAD_READ, C.TILE, True)
-        q1 = load_tile(q_ptr, q_token, start, queries, C.BLOCK_M, C.HEAD_READ, C.TILE, True)
+        q1 = load_tile(q_at, q_token, start, queries, C.BLOCK_M, C.HEAD_READ, C.TILE, True)
         scores = tl.dot(k1, tl.trans(q1), input_precision=C.PRECISION)
         if C.REST > 0:
             k2 = load_tile(rest_ptr, rest_token, first, keys, C.BLOCK_N, C.REST_READ, C.REST, True)
             q2 = load_tile(
-                q_ptr + C.HEAD, q_token, start, queries, C.BLOCK_M, C.REST_READ, C.REST, True
+                q_at + C.HEAD, q_token, start, queries, C.BLOCK_M, C.REST_READ, C.REST, True
             )
             scores = tl.dot(k2, tl.trans(q2), scores, input_precision=C.PRECISION)
-        lse = _load_lse(lse_ptr, start, queries, C.BLOCK_M)
-        p = tl.exp2(scores * scale - lse[None, :])
-        if C.CAUSAL:
-            p = tl.where(column <= (row + keys - queries)[None, :], p, 0.0)
-        do = load_tile(do_ptr, do_token, start, queries, C.BLOCK_M, C.V_READ, C.V_TILE, True)
+        do = load_tile(do_at, do_token, start, queries, C.BLOCK_M, C.V_READ, C.V_TILE, True)
         v = load_tile(v_ptr, v_token, first, keys, C.BLOCK_N, C.V_READ, C.V_TILE, True)
         dp = tl.dot(v, tl.trans(do), input_precision=C.PRECISION)
+        power = tl.load(power_at + row, mask=row < queries, other=0.0)
+        p = libdevice.fast_exp2f(scores * scale - power[None, :])
+        if C.CAUSAL and start + keys - queries < first + C.BLOCK_N - 1:
+            p = tl.where(column <= (row + keys - queries)[None, :], p, 0.0)
         dropped = p
         if C.DROPOUT:
-            keep = kept(seed, plane, start, first, threshold, C.BLOCK_M, C.BLOCK_N, True)
+            keep = kept(seed, plane_at, start, first, threshold, C.BLOCK_M, C.BLOCK_N, True)
             dropped = tl.where(keep, p, 0.0)
-            dp = tl.where(keep, dp * kept_scale, 0.0)
         dv = tl.dot(dropped.to(do.dtype), do, dv, input_precision=C.PRECISION)
-        delta = tl.load(delta_ptr + row, mask=row < queries, other=0.0)
+        if C.DROPOUT:
+            dp = tl.where(keep, dp * kept_scale, 0.0)
+        delta = tl.load(delta_at + row, mask=row < queries, other=0.0)
         ds = (p * (dp - delta[None, :])).to(q1.dtype)
         dk1 = tl.dot(ds, q1, dk1, input_precision=C.PRECISION)
         if C.REST > 0:
@@ -125,15 +135,15 @@ def _over_queries(
     return dk1, dk2, dv
 
 
-@triton.jit(do_not_specialize=(*UNSPECIALIZED, *_DO, "group"))
+@triton.jit(do_not_specialize=(*UNSPECIALIZED, *_DO))
 def _dkdv_kernel(
-    q_ptr, k_ptr, rest_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, drest_ptr, dv_ptr, cu_ptr,
+    q_ptr, k_ptr, rest_ptr, v_ptr, do_ptr, power_ptr, delta_ptr, dk_ptr, drest_ptr, dv_ptr, cu_ptr,
     seed_ptr, q_batch, q_token, q_head, k_batch, k_token, k_head, rest_batch, rest_token,
     rest_head, v_batch, v_token, v_head, do_batch, do_token, do_head, tokens, keys, heads, share,
-    sequences, threshold: tl.uint32, scale, kept_scale, group, C: tl.constexpr,
+    sequences, threshold: tl.uint32, scale, kept_scale, C: tl.constexpr,
 ):  # fmt: skip
-    """dk, dv of BLOCK_N keys for `group` heads of q; what these share is summed over them: the
-    channels of k from HEAD on, or, if GROUPED, all (`group` is `share` then)."""
+    """dk, dv of BLOCK_N keys of one head of k; if SHARED, the channels of k from HEAD on go to
+    drest [H, B, T, R], to be summed."""
     key_tokens, batches = keys, tl.num_programs(2)
     batch, sequence, first, begin, queries, keys = locate(
         tl.program_id(0), cu_ptr, sequences, tokens, keys, C.BLOCK_N, C.PACKED
@@ -147,43 +157,32 @@ def _dkdv_kernel(
     if C.CAUSAL:  # the first query that sees any of these keys
         low = tl.maximum(0, first + queries - keys) // C.BLOCK_M * C.BLOCK_M
     seed = tl.load(seed_ptr) if C.DROPOUT else 0
+    own, heads_of_own = tl.program_id(1), share if C.GROUPED else 1
+    head = own * heads_of_own
+    q_head, do_head = tl.multiple_of(q_head, C.ALIGN), tl.multiple_of(do_head, C.ALIGN)
+    q_ptr = at_head(q_ptr, q_batch, q_token, q_head, batch, begin, head, C.ALIGN)
+    k_ptr = at_head(k_ptr, k_batch, k_token, k_head, batch, begin, own, C.ALIGN)
+    v_ptr = at_head(v_ptr, v_batch, v_token, v_head, batch, begin, own, C.ALIGN)
+    do_ptr = at_head(do_ptr, do_batch, do_token, do_head, batch, begin, head, C.ALIGN)
+    rest_ptr = at_head(rest_ptr, rest_batch, rest_token, rest_head, batch, begin, own, C.ALIGN)
+    at = (batch * heads + head).to(tl.int64) * tokens + begin
     REST: tl.constexpr = C.REST if C.REST > 0 else 16
+    dk1 = tl.zeros([C.BLOCK_N, C.TILE], tl.float32)
     dk2 = tl.zeros([C.BLOCK_N, REST], tl.float32)
-    if C.GROUPED:
-        dk1 = tl.zeros([C.BLOCK_N, C.TILE], tl.float32)
-        dv = tl.zeros([C.BLOCK_N, C.V_TILE], tl.float32)
+    dv = tl.zeros([C.BLOCK_N, C.V_TILE], tl.float32)
+    dk1, dk2, dv = _over_queries(
+        dk1, dk2, dv, q_ptr, k_ptr, rest_ptr, v_ptr, do_ptr, power_ptr + at, delta_ptr + at,
+        q_token, k_token, rest_token, v_token, do_token, q_head, do_head, tokens, share, low,
+        first, queries, keys, scale, kept_scale, seed, sequence * heads + head, threshold, C,
+    )  # fmt: skip
     to = tl.cast(batch * key_tokens + begin, tl.int64)
-    row = to * (heads // share * C.APART)
-    first_head = tl.program_id(1) * group
-    for head in tl.range(first_head, tl.minimum(heads, first_head + group)):
-        own = head // share
-        q = at_head(q_ptr, q_batch, q_token, q_head, batch, begin, head, C.ALIGN)
-        k = at_head(k_ptr, k_batch, k_token, k_head, batch, begin, own, C.ALIGN)
-        v = at_head(v_ptr, v_batch, v_token, v_head, batch, begin, own, C.ALIGN)
-        do = at_head(do_ptr, do_batch, do_token, do_head, batch, begin, head, C.ALIGN)
-        rest = at_head(rest_ptr, rest_batch, rest_token, rest_head, batch, begin, own, C.ALIGN)
-        at = (batch * heads + head).to(tl.int64) * tokens + begin
-        if not C.GROUPED:
-            dk1 = tl.zeros([C.BLOCK_N, C.TILE], tl.float32)
-            dv = tl.zeros([C.BLOCK_N, C.V_TILE], tl.float32)
-            if not C.SHARED:
-                dk2 = tl.zeros([C.BLOCK_N, REST], tl.float32)
-        dk1, dk2, dv = _over_queries(
-            dk1, dk2, dv, q, k, rest, v, do, lse_ptr + at, delta_ptr + at, q_token, k_token,
-            rest_token, v_token, do_token, low, first, queries, keys, scale, kept_scale, seed,
-            sequence * heads + head, threshold, C,
-        )  # fmt: skip
-        if not C.GROUPED:
-            _store_dkdv(
-                dk1, dk2, dv, dk_ptr, dv_ptr, row, head, heads, first, keys, scale, kept_scale, C
-            )
-    if C.GROUPED:
-        _store_dkdv(
-            dk1, dk2, dv, dk_ptr, dv_ptr, row, tl.program_id(1), heads // share, first, keys,
-            scale, kept_scale, C,
-        )  # fmt: skip
+    own_heads = heads // share
+    _store_dkdv(
+        dk1, dk2, dv, dk_ptr, dv_ptr, to * (own_heads * C.APART), own, own_heads, first, keys,
+        scale, kept_scale, C,
+    )  # fmt: skip
     if C.SHARED:
-        to += tl.program_id(1).to(tl.int64) * batches * key_tokens
+        to += own.to(tl.int64) * batches * key_tokens
         width: tl.constexpr = C.QK - C.HEAD
         drest = dk2 * (scale / LOG2E)
         store_tile(drest_ptr + to * width, width, first, keys, drest, C.BLOCK_N, width, REST)
@@ -210,34 +209,33 @@ def _store_dkdv(
 
 @triton.jit
 def _over_keys(
-    dq1, dq2, lse, delta, q_ptr, k_ptr, rest_ptr, v_ptr, do_ptr, q_token, k_token, rest_token,
-    v_token, do_token, low, high, first, queries, keys, scale, kept_scale, seed, plane, threshold,
-    C: tl.constexpr, MASKED: tl.constexpr,
+    dq1, dq2, power, delta, q_ptr, k_ptr, rest_ptr, v_ptr, do_ptr, q_token, k_token, rest_token,
+    v_token, do_token, first, queries, keys, scale, kept_scale, seed, plane, threshold,
+    C: tl.constexpr,
 ):  # fmt: skip
-    """Takes keys low .. high into dq."""
+    """Takes all keys that these queries see into dq."""
     row = first + tl.arange(0, C.BLOCK_M)[:, None]
-    for start in tl.range(low, high, C.BLOCK_N):
+    full, end = visible_keys(first, queries, keys, C)
+    for start in tl.range(0, end, C.BLOCK_N):
         q1 = load_tile(q_ptr, q_token, first, queries, C.BLOCK_M, C.HEAD_READ, C.TILE, True)
-        k1 = load_tile(k_ptr, k_token, start, keys, C.BLOCK_N, C.HEAD_READ, C.TILE, MASKED)
+        k1 = load_tile(k_ptr, k_token, start, keys, C.BLOCK_N, C.HEAD_READ, C.TILE, True)
         scores = tl.dot(q1, tl.trans(k1), input_precision=C.PRECISION)
         if C.REST > 0:
             q2 = load_tile(
                 q_ptr + C.HEAD, q_token, first, queries, C.BLOCK_M, C.REST_READ, C.REST, True
             )
-            k2 = load_tile(
-                rest_ptr, rest_token, start, keys, C.BLOCK_N, C.REST_READ, C.REST, MASKED
-            )
+            k2 = load_tile(rest_ptr, rest_token, start, keys, C.BLOCK_N, C.REST_READ, C.REST, True)
             scores = tl.dot(q2, tl.trans(k2), scores, input_precision=C.PRECISION)
-        p = tl.exp2(scores * scale - lse[:, None])
-        if MASKED:
+        v = load_tile(v_ptr, v_token, start, keys, C.BLOCK_N, C.V_READ, C.V_TILE, True)
+        do = load_tile(do_ptr, do_token, first, queries, C.BLOCK_M, C.V_READ, C.V_TILE, True)
+        dp = tl.dot(do, tl.trans(v), input_precision=C.PRECISION)
+        p = libdevice.fast_exp2f(scores * scale - power[:, None])
+        if start >= full:
             column = start + tl.arange(0, C.BLOCK_N)[None, :]
             seen = (column < keys) & (row >= 0)
             if C.CAUSAL:
                 seen = seen & (column <= row + keys - queries)
             p = tl.where(seen, p, 0.0)
-        v = load_tile(v_ptr, v_token, start, keys, C.BLOCK_N, C.V_READ, C.V_TILE, MASKED)
-        do = load_tile(do_ptr, do_token, first, queries, C.BLOCK_M, C.V_READ, C.V_TILE, True)
-        dp = tl.dot(do, tl.trans(v), input_precision=C.PRECISION)
         if C.DROPOUT:
             keep = kept(seed, plane, first, start, threshold, C.BLOCK_M, C.BLOCK_N, False)
             dp = tl.where(keep, dp * kept_scale, 0.0)
@@ -250,7 +248,7 @@ def _over_keys(
 
 @triton.jit(do_not_specialize=(*UNSPECIALIZED, *_DO))
 def _dq_kernel(
-    q_ptr, k_ptr, rest_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, cu_ptr, seed_ptr, q_batch,
+    q_ptr, k_ptr, rest_ptr, v_ptr, do_ptr, power_ptr, delta_ptr, dq_ptr, cu_ptr, seed_ptr, q_batch,
     q_token, q_head, k_batch, k_token, k_head, rest_batch, rest_token, rest_head, v_batch,
     v_token, v_head, do_batch, do_token, do_head, tokens, keys, heads, share, sequences,
     threshold: tl.uint32, scale, kept_scale, C: tl.constexpr,
@@ -272,20 +270,17 @@ def _dq_kernel(
     rest_token = tl.multiple_of(rest_token, C.ALIGN)
     v_token, do_token = tl.multiple_of(v_token, C.ALIGN), tl.multiple_of(do_token, C.ALIGN)
     at = (batch * heads + head).to(tl.int64) * tokens + begin
-    lse = _load_lse(lse_ptr + at, first, queries, C.BLOCK_M)
     row = first + tl.arange(0, C.BLOCK_M)
+    power = tl.load(power_ptr + at + row, mask=row < queries, other=0.0)
     delta = tl.load(delta_ptr + at + row, mask=row < queries, other=0.0)
     dq1 = tl.zeros([C.BLOCK_M, C.TILE], tl.float32)
     dq2 = tl.zeros([C.BLOCK_M, C.REST if C.REST > 0 else 16], tl.float32)
-    full, end = visible_keys(first, queries, keys, C)
     seed = tl.load(seed_ptr) if C.DROPOUT else 0
-    for masked in tl.static_range(2):
-        dq1, dq2 = _over_keys(
-            dq1, dq2, lse, delta, q_ptr, k_ptr, rest_ptr, v_ptr, do_ptr, q_token, k_token,
-            rest_token, v_token, do_token, full if masked else 0, end if masked else full, first,
-            queries, keys, scale, kept_scale, seed, sequence * heads + head, threshold, C,
-            masked == 1,
-        )  # fmt: skip
+    dq1, dq2 = _over_keys(
+        dq1, dq2, power, delta, q_ptr, k_ptr, rest_ptr, v_ptr, do_ptr, q_token, k_token,
+        rest_token, v_token, do_token, first, queries, keys, scale, kept_scale, seed,
+        sequence * heads + head, threshold, C,
+    )  # fmt: skip
     row_heads = heads * C.APART
     dq_ptr += ((tl.cast(batch, tl.int64) * tokens + begin) * row_heads + head) * C.QK
     dq1, dq2, stride = dq1 * (scale / LOG2E), dq2 * (scale / LOG2E), row_heads * C.QK
@@ -296,51 +291,50 @@ def _dq_kernel(
 
 
 def prepare(
-    call: Operands, plan: Plan, out: torch.Tensor, grad: torch.Tensor, dlse: torch.Tensor | None,
-    dgate: torch.Tensor,
+    call: Operands, plan: Plan, out: torch.Tensor, lse: torch.Tensor, grad: torch.Tensor,
+    dlse: torch.Tensor | None, dgate: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """(delta [B, H, T], gradient of the ungated output in q's dtype); fills dgate."""
+    """([lse in base 2, delta], [2, B, H, T], gradient of the ungated output in q's dtype); fills
+    dgate."""
     batch, tokens, heads, width = out.shape
-    delta = torch.empty(batch, heads, tokens, dtype=torch.float32, device=out.device)
+    rows = torch.empty(2, batch, heads, tokens, dtype=torch.float32, device=out.device)
     rewritten = plan.GATED or grad.dtype != call.q.dtype
     grad = aligned(grad)
     shape = (batch, tokens, heads, plan.V_READ)
     dout = torch.empty(shape, dtype=call.q.dtype, device=out.device) if rewritten else grad
     gate = grad if call.gate is None else call.gate
     _prepare_kernel[triton.cdiv(tokens, PREPARED_ROWS), heads, batch](
-        out, grad, delta if dlse is None else dlse, gate, delta, dout, dgate, *strides_of(grad),
-        *strides_of(gate), tokens, heads, V=width, V_READ=plan.V_READ, V_TILE=plan.V_TILE,
-        GATED=plan.GATED, REWRITTEN=rewritten, HAS_DLSE=dlse is not None, ROWS=PREPARED_ROWS,
+        out, grad, lse, lse if dlse is None else dlse, gate, rows[0], rows[1], dout, dgate,
+        *strides_of(grad), *strides_of(gate), tokens, heads, V=width, V_READ=plan.V_READ,
+        V_TILE=plan.V_TILE, GATED=plan.GATED, REWRITTEN=rewritten, HAS_DLSE=dlse is not None,
+        ROWS=PREPARED_ROWS,
     )  # fmt: skip
-    return delta, dout
+    return rows, dout
 
 
 def backward(
-    call: Operands, plan: Plan, dout: torch.Tensor, lse: torch.Tensor, delta: torch.Tensor,
-    dq: torch.Tensor, dk: torch.Tensor, drest: torch.Tensor, dv: torch.Tensor,
+    call: Operands, plan: Plan, dout: torch.Tensor, rows: torch.Tensor, dq: torch.Tensor,
+    dk: torch.Tensor, drest: torch.Tensor, dv: torch.Tensor,
 ) -> None:  # fmt: skip
     """Fills dq, dk, dv, contiguous or with tokens plan.APART times as far from each other; drest
     [B, T, R], what the heads share, if plan.SHARED."""
+    plan = dataclasses.replace(plan, GATED=False, GROUPED=call.share > 1)
     (block_m, block_n, warps, stages), dq_tile = _tiles(plan, call.q.element_size())
-    grouped = call.share > 1
-    plan = dataclasses.replace(plan, BLOCK_M=block_m, BLOCK_N=block_n, GATED=False, GROUPED=grouped)
+    plan = dataclasses.replace(plan, BLOCK_M=block_m, BLOCK_N=block_n)
     batch, tokens, heads, _ = call.q.shape
     key_tiles = tiles_of(call.k.shape[1], block_n, call.cu_seqlens)
-    groups = min(heads, triton.cdiv(SHARED_PROGRAMS, key_tiles * batch)) if plan.SHARED else heads
-    group = call.share if grouped else triton.cdiv(heads, groups)
     partial = drest
     if plan.SHARED:
-        shape = (triton.cdiv(heads, group), *drest.shape)
-        partial = torch.empty(shape, dtype=torch.float32, device=dq.device)
+        partial = torch.empty((heads, *drest.shape), dtype=torch.float32, device=dq.device)
     strides = (*call.strides(), *strides_of(dout))
-    _dkdv_kernel[key_tiles, triton.cdiv(heads, group), batch](
-        call.q, call.k, call.rest, call.v, dout, lse, delta, dk, partial, dv, *call.lists(),
-        *strides, *call.numbers(), group, C=plan, num_warps=warps, num_stages=stages,
+    _dkdv_kernel[key_tiles, heads // call.share, batch](
+        call.q, call.k, call.rest, call.v, dout, rows[0], rows[1], dk, partial, dv, *call.lists(),
+        *strides, *call.numbers(), C=plan, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     block_m, block_n, warps, stages = dq_tile
     plan = dataclasses.replace(plan, BLOCK_M=block_m, BLOCK_N=block_n, GROUPED=False)
     _dq_kernel[tiles_of(tokens, block_m, call.cu_seqlens), heads, batch](
-        call.q, call.k, call.rest, call.v, dout, lse, delta, dq, *call.lists(), *strides,
+        call.q, call.k, call.rest, call.v, dout, rows[0], rows[1], dq, *call.lists(), *strides,
         *call.numbers(), C=plan, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     if plan.SHARED:
@@ -349,8 +343,11 @@ def backward(
 
 def _tiles(plan: Plan, element_size: int) -> tuple[Tile, Tile]:
     """(BLOCK_M, BLOCK_N, num_warps, num_stages) of the kernel for dk and dv and of that for dq:
-    measured, so that nothing spills and all fits in the 99 KB of the smallest GPU."""
+    measured, so that nothing spills and all fits in the 99 KB of the smallest GPU, with WARPGROUPS
+    in 227 KB."""
     widest = max(plan.TILE + plan.REST, plan.V_TILE)
+    if plan.WARPGROUPS and (tiles := _warpgroup_tiles(plan, widest)):
+        return tiles
     if element_size == 4:
         if widest <= 64:
             return (32, 16 if plan.QK % 64 else 32, 8, 2), (32, 32, 8, 2)
@@ -362,3 +359,13 @@ def _tiles(plan: Plan, element_size: int) -> tuple[Tile, Tile]:
     if plan.TILE <= 128 and plan.V_TILE <= 128:
         return (32 if plan.SHARED and not plan.PACKED else 16, 64, 8, 2), (64, 32, 8, 2)
     return (16, 32, 8, 2), (32, 16, 8, 2)
+
+
+def _warpgroup_tiles(plan: Plan, widest: int) -> tuple[Tile, Tile] | None:
+    """The same for wgmma, if it has the registers: tiles of 64 rows for each 4 warps."""
+    if widest <= 64:
+        return ((64, 64, 4, 2),) * 2 if plan.DROPOUT else ((64, 128, 8, 2), (128, 64, 8, 2))
+    extras = plan.DROPOUT + plan.GROUPED + (plan.REST > 0)
+    if plan.V_TILE > 128 or widest > 192 or extras > 1:
+        return None
+    return (32 if extras or plan.PACKED else 64, 128, 8, 2), (128, 64, 8, 2)

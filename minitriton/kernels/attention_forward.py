@@ -2,8 +2,8 @@
 
     s = scale q k^T,    p = exp(s - max),    out = (p v) / sum(p),    lse = max + log sum(p)
 
-A program owns BLOCK_M queries of one head. It walks over the keys that all of its queries see
-without masks, then over those at the diagonal and at the end. out may be multiplied by
+A program owns BLOCK_M queries of one head. It walks over the keys that its queries see, with masks
+at the diagonal and at the end. out may be multiplied by
 sigmoid(gate) on its way out. Source: Dao, FlashAttention-2, arXiv 2307.08691, algorithm 1.
 """
 
@@ -29,48 +29,59 @@ from minitriton.kernels.attention_tiles import (
     tiles_of,
     visible_keys,
 )
+from minitriton.language.extra import libdevice
+
+LONG = 1024  # keys from which one more iteration does not count
 
 
 @triton.jit
 def _walk(
-    acc, total, peak, q_ptr, k_ptr, rest_ptr, v_ptr, q_token, k_token, rest_token, v_token, low,
-    high, first, queries, keys, scale, seed, plane, threshold, C: tl.constexpr,
-    MASKED: tl.constexpr,
+    acc, total, peak, q_ptr, k_ptr, rest_ptr, v_ptr, q_token, k_token, rest_token, v_token, first,
+    queries, keys, scale, seed, plane, threshold, C: tl.constexpr,
 ):  # fmt: skip
-    """Takes keys low .. high into the running sums. q is loaded where it is used: the compiler
-    copies it to shared memory once, and registers stay free."""
+    """Takes all keys that these queries see into the running sums. q is loaded where it is used:
+    the compiler copies it to shared memory once, and registers stay free. If AHEAD, p of one
+    iteration meets v in the next, beside the softmax there; one more iteration ends that."""
     row = first + tl.arange(0, C.BLOCK_M)[:, None]
-    for start in tl.range(low, high, C.BLOCK_N):
+    full, end = visible_keys(first, queries, keys, C)
+    p = tl.zeros([C.BLOCK_M, C.BLOCK_N], v_ptr.dtype.element_ty)
+    for start in tl.range(0, end + C.BLOCK_N if C.AHEAD else end, C.BLOCK_N):
         q1 = load_tile(q_ptr, q_token, first, queries, C.BLOCK_M, C.HEAD_READ, C.TILE, True)
-        k1 = load_tile(k_ptr, k_token, start, keys, C.BLOCK_N, C.HEAD_READ, C.TILE, MASKED)
+        k1 = load_tile(k_ptr, k_token, start, keys, C.BLOCK_N, C.HEAD_READ, C.TILE, True)
         scores = tl.dot(q1, tl.trans(k1), input_precision=C.PRECISION)
         if C.REST > 0:
             q2 = load_tile(
                 q_ptr + C.HEAD, q_token, first, queries, C.BLOCK_M, C.REST_READ, C.REST, True
             )
-            k2 = load_tile(
-                rest_ptr, rest_token, start, keys, C.BLOCK_N, C.REST_READ, C.REST, MASKED
-            )
+            k2 = load_tile(rest_ptr, rest_token, start, keys, C.BLOCK_N, C.REST_READ, C.REST, True)
             scores = tl.dot(q2, tl.trans(k2), scores, input_precision=C.PRECISION)
-        if MASKED:
-            column = start + tl.arange(0, C.BLOCK_N)[None, :]
-            seen = (column < keys) & (row >= 0)
-            if C.CAUSAL:
-                seen = seen & (column <= row + keys - queries)
-            scores = tl.where(seen, scores, -float("inf"))
-        higher = tl.maximum(peak, tl.max(scores, 1) * scale)
-        centre = higher
-        if MASKED:  # a row that has seen nothing yet
-            centre = tl.where(higher == -float("inf"), 0.0, higher)
-        p = tl.exp2(scores * scale - centre[:, None])
-        rescale = tl.exp2(peak - centre)
-        total = total * rescale + tl.sum(p, 1)
-        if C.DROPOUT:
-            keep = kept(seed, plane, first, start, threshold, C.BLOCK_M, C.BLOCK_N, False)
-            p = tl.where(keep, p, 0.0)
-        v = load_tile(v_ptr, v_token, start, keys, C.BLOCK_N, C.V_READ, C.V_TILE, MASKED)
-        acc = tl.dot(p.to(v.dtype), v, acc * rescale[:, None], input_precision=C.PRECISION)
-        peak = higher
+        if C.AHEAD:
+            before = start - C.BLOCK_N
+            limit = tl.where(start > 0, keys, before)  # none in the first iteration
+            v = load_tile(v_ptr, v_token, before, limit, C.BLOCK_N, C.V_READ, C.V_TILE, True)
+            acc = tl.dot(p, v, acc, input_precision=C.PRECISION)
+        rescale = tl.full([C.BLOCK_M], 1.0, tl.float32)
+        if not C.AHEAD or start < end:
+            if start >= full:
+                column = start + tl.arange(0, C.BLOCK_N)[None, :]
+                seen = (column < keys) & (row >= 0)
+                if C.CAUSAL:
+                    seen = seen & (column <= row + keys - queries)
+                scores = tl.where(seen, scores, -float("inf"))
+            higher = tl.maximum(peak, tl.max(scores, 1) * scale)
+            centre = tl.where(higher == -float("inf"), 0.0, higher)  # has seen nothing yet
+            weights = libdevice.fast_exp2f(scores * scale - centre[:, None])
+            rescale = libdevice.fast_exp2f(peak - centre)
+            total = total * rescale + tl.sum(weights, 1)
+            if C.DROPOUT:
+                keep = kept(seed, plane, first, start, threshold, C.BLOCK_M, C.BLOCK_N, False)
+                weights = tl.where(keep, weights, 0.0)
+            p = weights.to(p.dtype)
+            peak = higher
+        acc = acc * rescale[:, None]
+        if not C.AHEAD:
+            v = load_tile(v_ptr, v_token, start, keys, C.BLOCK_N, C.V_READ, C.V_TILE, True)
+            acc = tl.dot(p, v, acc, input_precision=C.PRECISION)
     return acc, total, peak
 
 
@@ -100,14 +111,11 @@ def _forward_kernel(
     acc = tl.zeros([C.BLOCK_M, C.V_TILE], tl.float32)
     total = tl.zeros([C.BLOCK_M], tl.float32)
     peak = tl.full([C.BLOCK_M], -float("inf"), tl.float32)
-    full, end = visible_keys(first, queries, keys, C)
     seed = tl.load(seed_ptr) if C.DROPOUT else 0
-    for masked in tl.static_range(2):
-        acc, total, peak = _walk(
-            acc, total, peak, q_ptr, k_ptr, rest_ptr, v_ptr, q_token, k_token, rest_token,
-            v_token, full if masked else 0, end if masked else full, first, queries, keys, scale,
-            seed, sequence * heads + head, threshold, C, masked == 1,
-        )  # fmt: skip
+    acc, total, peak = _walk(
+        acc, total, peak, q_ptr, k_ptr, rest_ptr, v_ptr, q_token, k_token, rest_token, v_token,
+        first, queries, keys, scale, seed, sequence * heads + head, threshold, C,
+    )  # fmt: skip
     row = first + tl.arange(0, C.BLOCK_M)
     to = lse_ptr + (batch * heads + head).to(tl.int64) * tokens + begin + row
     tl.store(to, (peak + tl.log2(total)) / LOG2E, mask=row < queries)
@@ -124,7 +132,8 @@ def _forward_kernel(
 def forward(call: Operands, plan: Plan, out: torch.Tensor, lse: torch.Tensor) -> None:
     """Fills out [B, T, H, V], contiguous, and lse [B, H, T]."""
     block_m, block_n, warps, stages = _tile(plan, call.q.element_size())
-    plan = dataclasses.replace(plan, BLOCK_M=block_m, BLOCK_N=block_n)
+    ahead = plan.WARPGROUPS and not plan.DROPOUT and call.k.shape[1] >= LONG
+    plan = dataclasses.replace(plan, BLOCK_M=block_m, BLOCK_N=block_n, AHEAD=ahead)
     gate = call.q if call.gate is None else call.gate
     grid = (tiles_of(call.q.shape[1], block_m, call.cu_seqlens), call.q.shape[2], call.q.shape[0])
     _forward_kernel[grid](
@@ -135,8 +144,10 @@ def forward(call: Operands, plan: Plan, out: torch.Tensor, lse: torch.Tensor) ->
 
 def _tile(plan: Plan, element_size: int) -> tuple[int, int, int, int]:
     """(BLOCK_M, BLOCK_N, num_warps, num_stages): measured, so that nothing spills and all fits in
-    the 99 KB of the smallest GPU."""
+    the 99 KB of the smallest GPU, with WARPGROUPS in 227 KB."""
     widest = max(plan.TILE + plan.REST, plan.V_TILE)
+    if plan.WARPGROUPS and widest <= 192 and plan.V_TILE <= 128:
+        return (64, 64, 4, 2) if plan.DROPOUT and widest <= 64 else (128, 64, 8, 2)
     if element_size == 4:
         return (64, 32, 8, 2) if widest <= 64 else (64 if widest <= 128 else 32, 16, 8, 2)
     if widest <= 64:

@@ -19,6 +19,7 @@ import torch
 
 import minitriton as triton
 import minitriton.language as tl
+from minitriton import options
 from minitriton.kernels.philox import philox_words, threshold_of
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -140,6 +141,8 @@ class Plan:
     DROPOUT: bool
     PRECISION: str
     ALIGN: int  # elements in 16 bytes: divides all strides
+    WARPGROUPS: bool  # 16-bit products run on wgmma, beside the threads
+    AHEAD: bool  # the forward kernel multiplies by v an iteration later
     BLOCK_M: int = 0
     BLOCK_N: int = 0
     APART: int = 1  # how far tokens of dq, dk and dv lie apart, in times their own size
@@ -167,6 +170,13 @@ class Plan:
         return repr(self)
 
 
+def has_warpgroups(device: torch.device) -> bool:
+    """Whether 16-bit products run on wgmma there (sm_90a), which changes what tiles are best."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) == (9, 0)
+    return options.read().target == "sm_90a"
+
+
 def channel_tile(channels: int) -> int:
     """The least tile that holds them and that a tensor core takes."""
     return max(16, triton.next_power_of_2(channels))
@@ -187,7 +197,7 @@ def channel_tiles(qk: int, v: int, element_size: int) -> dict[str, int]:
 
 @triton.jit
 def visible_keys(first, queries, keys, C: tl.constexpr):
-    """Keys before the first number are seen by all queries of a tile, none from the second on."""
+    """Tiles of keys before the first number are seen by all queries, none from the second on."""
     full, end = keys, keys
     if C.CAUSAL:  # the last query sees the last key
         end = tl.maximum(0, tl.minimum(keys, first + C.BLOCK_M + keys - queries))
@@ -240,6 +250,7 @@ class Operands:
             **sizes, CAUSAL=causal, GATED=self.gate is not None,
             PACKED=self.cu_seqlens is not None, SHARED=shared, GROUPED=False,
             DROPOUT=self.dropout > 0, PRECISION=precision, ALIGN=16 // self.q.element_size(),
+            WARPGROUPS=self.q.element_size() == 2 and has_warpgroups(self.q.device), AHEAD=False,
         )  # fmt: skip
 
     def lists(self) -> tuple[torch.Tensor, torch.Tensor]:

@@ -207,7 +207,8 @@ def check_routing(
 def _rows_config(dtype: torch.dtype, rows: int, columns: int, depth: int) -> dict[str, int]:
     """Launch configuration of one product with tiles of so many rows."""
     if dtype == torch.float32 or columns % 16 or depth % 16:  # odd sizes go element by element
-        return {"BLOCK_N": 64, "BLOCK_K": 32, "num_warps": 4 if rows < 128 else 8, "num_stages": 3}
+        warps = 4 if rows < 64 else 8
+        return {"BLOCK_N": 64, "BLOCK_K": 32, "num_warps": warps, "num_stages": 3}
     warps = 4 if rows < 128 else 8
     return {"BLOCK_N": 128, "BLOCK_K": 64, "num_warps": warps, "num_stages": 4}
 
@@ -215,10 +216,10 @@ def _rows_config(dtype: torch.dtype, rows: int, columns: int, depth: int) -> dic
 def _weights_config(dtype: torch.dtype, rows: int, columns: int) -> dict[str, int]:
     """Launch configuration of a weight gradient; odd sizes are read element by element."""
     small = dtype == torch.float32 or rows % 16 or columns % 16
-    block, depth, warps = (64, 32, 4) if small else (128, 64, 8)
+    block, depth = (64, 32) if small else (128, 64)
     return {
         "BLOCK_M": block, "BLOCK_N": block, "BLOCK_K": depth, "GROUP": grouped_gemm.GROUP,
-        "num_warps": warps, "num_stages": 3,
+        "num_warps": 8, "num_stages": 3,
     }  # fmt: skip
 
 

@@ -22,8 +22,14 @@ MAY_SPILL = {  # test: why its kernels cannot do with 255 registers
     "test_half": "one warp holds a 128x64 accumulator: 256 registers per thread",
     "test_fp32_precisions": "a 64x64x64 product without tensor cores keeps whole rows in registers",
     "test_fp32": "tf32x3 products of 64x64 tiles keep both halves of their operands in registers",
+    # KDA's fp32 preparation spills up to 36 bytes before sm_90, for the same reason
+    "test_widths": "see above",
+    "test_gates_without_a_bound": "see above",
+    "test_keys_that_resemble_each_other": "see above",
     "test_broadcast_then_reduce": "four warps hold a 128x128 tile: 128 registers, twice",
 }
+
+TILES_FOR = {"test_warpgroup_tiles": ("sm_90a",)}  # targets of tests that ask for their tiles
 
 
 @pytest.fixture(
@@ -65,7 +71,8 @@ def assembled(device, claims, request):
             (claims / digest).mkdir()
         except FileExistsError:
             continue
-        for arch in (*ALWAYS, ROTATED[int(digest, 16) % len(ROTATED)]):
+        every = (*ALWAYS, ROTATED[int(digest, 16) % len(ROTATED)])
+        for arch in TILES_FOR.get(request.node.originalname, every):
             problems += assemble(compiled, Target.parse(arch), may_spill)
     if problems:
         pytest.fail("\n".join(problems), pytrace=False)

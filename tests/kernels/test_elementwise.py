@@ -180,6 +180,17 @@ def test_fast_tanh(device):
     assert ((out.double() - expected).abs() <= expected.abs() * 2**-10.9).all()
 
 
+def test_fast_exp2(device):
+    ends = torch.tensor([-float("inf"), 200.0], device=device)
+    x = torch.cat([random(998, torch.float32, device, -127, 120), ends])
+    out = torch.empty_like(x)
+    unary_kernel[(8,)](x, out, 1000, FN=libdevice.fast_exp2f, BLOCK=128)
+    expected = torch.exp2(x.double())
+    expected[expected < 2**-126] = 0
+    assert ((out.double() - expected).abs()[:998] <= expected[:998] * 2**-22).all()
+    assert out[998] == 0 and out[999] == float("inf")
+
+
 @pytest.mark.parametrize("name", ["exp", "log", "sqrt", "rsqrt", "abs", "floor", "sin", "cos"])
 def test_math_functions_fp64(device, name):
     ours, reference, low, high, _ = MATH[name]

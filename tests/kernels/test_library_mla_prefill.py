@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from minitriton.kernels import attention_backward
 from minitriton.kernels.attention import attention
 from minitriton.kernels.checks import KernelArgumentError
 from minitriton.kernels.mla_prefill import mla_attention, mla_attention_reference
@@ -92,13 +91,6 @@ def test_packed_sequences(device):
     out = check(tensors, cu_seqlens=ends)
     q, k_nope, k_shared, v, gate = (x[:, 34:70] for x in tensors)
     assert torch.equal(out[:, 34:70], mla_attention(q, k_nope, k_shared, v, gate))
-
-
-@pytest.mark.parametrize("programs", [1, 2, 5])
-def test_heads_in_groups(device, monkeypatch, programs):
-    """One program sums the gradient of k_shared over several heads, the last over fewer."""
-    monkeypatch.setattr(attention_backward, "SHARED_PROGRAMS", programs)
-    check(inputs((1, 9, 5), torch.float32, device, (40, 10, 24), torch.float32))
 
 
 def test_is_attention_on_expanded_keys(device):

@@ -50,6 +50,45 @@ def attention(q, k, v, o, n, BM: tl.constexpr, BN: tl.constexpr, D: tl.constexpr
     tl.store(o + rm[:, None] * D + rd[None, :], acc / total[:, None])
 
 
+def attention_gradient(
+    q, k, v, do, row, dk, dv, n, BM: tl.constexpr, BN: tl.constexpr, D: tl.constexpr
+):
+    """Both products of two loaded tiles first, then those of what is computed from them."""
+    rm, rn, rd = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, D)
+    keys = tl.load(k + rn[:, None] * D + rd[None, :])
+    values = tl.load(v + rn[:, None] * D + rd[None, :])
+    sum_k, sum_v = tl.zeros((BN, D), tl.float32), tl.zeros((BN, D), tl.float32)
+    for start in range(0, n, BM):
+        query = tl.load(q + (start + rm)[:, None] * D + rd[None, :])
+        grad = tl.load(do + (start + rm)[:, None] * D + rd[None, :])
+        score = tl.dot(keys, tl.trans(query))
+        slope = tl.dot(values, tl.trans(grad))
+        p = tl.exp2(score - tl.load(row + start + rm)[None, :])
+        sum_v = tl.dot(p.to(tl.float16), grad, sum_v)
+        sum_k = tl.dot((p * slope).to(tl.float16), query, sum_k)
+    tl.store(dk + rn[:, None] * D + rd[None, :], sum_k)
+    tl.store(dv + rn[:, None] * D + rd[None, :], sum_v)
+
+
+def product_of_the_last_iteration(
+    x, y, out, n, FORM: tl.constexpr, B: tl.constexpr, K: tl.constexpr
+):
+    """A comes from the iteration before, from this one without a product, or from a product."""
+    i, k = tl.arange(0, B), tl.arange(0, K)
+    acc, left = tl.zeros((B, K), tl.float32), tl.zeros((B, B), tl.float16)
+    for start in range(0, n, B):
+        tile = tl.load(y + (start + i)[:, None] * K + k[None, :])
+        if FORM == 0:
+            acc = tl.dot(left, tile, acc) * 0.5
+            left = tl.dot(tile, tl.trans(tile)).to(tl.float16)
+        elif FORM == 1:
+            factor = tl.load(x + i[:, None] * B + i[None, :]) * 2
+            acc = tl.dot(factor.to(tl.float16), tile, acc)
+        else:
+            acc = tl.dot(tl.dot(tile, tl.trans(tile)).to(tl.float16), tile, acc)
+    tl.store(out + i[:, None] * K + k[None, :], acc)
+
+
 def add(x, y, z, n, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = at < n

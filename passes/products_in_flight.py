@@ -1,0 +1,198 @@
+"""How long the products of warpgroup_dots run on beside the threads of a pipelined loop.
+
+    before: %s = warpgroup_dot; %t = warpgroup_dot; exp2 %s
+    after:  %s = warpgroup_dot {mt.in_flight}; %t = warpgroup_dot {mt.in_flight};
+            %u = warpgroup_result %s {pending = 1}; exp2 %u
+
+A product is waited for where its result is first used, which may be in the next iteration. Products
+end in the order in which they were issued, so one wait ends all that came before. One that only
+feeds the accumulator of the next product needs none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from minitriton.ir.builder import Builder, i32_attr
+from minitriton.ir.dialect import MemType
+from minitriton.ir.mlir import ir
+from minitriton.passes.traversal import Value, block_of, defining_op, ops_of, terminator_of
+
+ACCUMULATOR = 2  # operand number of a dot
+
+
+@dataclass(frozen=True)
+class _Landing:
+    """Before `user`, `value` is waited for: the result of dot number `dot`, of the last iteration
+    if `carried`."""
+
+    value: Value
+    user: ir.Operation
+    dot: int
+    carried: bool
+
+
+@dataclass
+class Flights:
+    """What `keep_in_flight` did to the dots of a body."""
+
+    crossing: list[ir.Operation] = field(default_factory=list)  # the last ones, which run on
+    pending: int = 0  # products of an iteration that may be in flight
+    met: ir.Operation | None = None  # first op after which those of the last iteration are done
+
+
+def keep_in_flight(body: ir.Block, dots: Sequence[ir.Operation]) -> Flights:
+    """Marks the dots that run on, and inserts the waits for them inside `body`.
+
+    If some cross iterations, the caller must `meet_again` before their slots are filled anew and
+    `take_results` after the loop.
+    """
+    if not dots:
+        return Flights()
+    plan = _Plan(body, dots)  # complete before ops change: their hashes depend on attributes
+    flying = plan.flying
+    crossing = [dot for number, dot in enumerate(plan.dots) if plan.crosses(number)]
+    pending = [plan.pending(landing) for landing in plan.landings]
+    meeting = [(plan.place[dot], dot) for dot in plan.dots if dot not in flying]
+    places = [plan.place[landing.user] for landing in plan.landings]
+    for dot in flying:
+        dot.attributes["mt.in_flight"] = ir.UnitAttr.get()
+    for landing, place, count in zip(plan.landings, places, pending, strict=True):
+        wait = _land(landing, count)
+        if plan.ends_last_iteration(landing):
+            meeting.append((place, wait))
+    met = min(meeting, key=lambda found: found[0], default=(0, None))[1]
+    return Flights(crossing, len(flying), met)
+
+
+class _Plan:
+    """Which dots fly, and where they land."""
+
+    def __init__(self, body: ir.Block, dots: Sequence[ir.Operation]) -> None:
+        self.body = body
+        ops = ops_of(body)
+        numbers = [ops.index(dot) for dot in dots]
+        self.dots = [ops[number] for number in numbers]
+        self.end = ops[-1]
+        self.place = {op: number for number, op in enumerate(ops)}
+        found = [self._landing(number) for number in range(len(dots))]
+        self.landings = [landing for landing in found if landing is not None]
+        self.grounded: set[int] = set()
+        for number, dot in enumerate(self.dots):
+            unused = not any(True for _ in dot.results[0].uses)
+            if unused or (self.crosses(number) and self._may_overwrite_left(dot)):
+                self.grounded.add(number)
+        self.landings = [x for x in self.landings if x.dot not in self.grounded]
+
+    @property
+    def flying(self) -> list[ir.Operation]:
+        return [dot for number, dot in enumerate(self.dots) if number not in self.grounded]
+
+    def crosses(self, number: int) -> bool:
+        """Whether a dot may still run when its iteration ends."""
+        ended = [x.dot for x in self.landings if not x.carried] + list(self.grounded)
+        return not any(other >= number for other in ended)
+
+    def ends_last_iteration(self, landing: _Landing) -> bool:
+        """Whether all products of the iteration before are done after it."""
+        return not landing.carried or landing.dot == len(self.dots) - 1
+
+    def pending(self, landing: _Landing) -> int:
+        """Dots issued between the landing one and its landing."""
+        flying = set(self.flying)
+        later = {dot for dot in self.dots[landing.dot + 1 :] if dot in flying}
+        before = {dot for dot in flying if self.place[dot] < self.place[landing.user]}
+        return len(later) + len(before) if landing.carried else len(later & before)
+
+    def _landing(self, number: int) -> _Landing | None:
+        result = self.dots[number].results[0]
+        uses = list(result.uses)
+        inside = [use for use in uses if use.owner.operation != self.end]
+        if inside:
+            if len(uses) == 1 and self._accumulates(uses[0]):
+                return None
+            return _Landing(result, self._first(inside), number, False)
+        if len(uses) != 1:
+            return _Landing(result, self.end, number, False) if uses else None
+        argument = self.body.arguments[uses[0].operand_number + 1]
+        uses = list(argument.uses)
+        if any(use.owner.operation == self.end for use in uses):
+            return _Landing(result, self.end, number, False)
+        alone = len(uses) == 1 and self._accumulates(uses[0])
+        if not uses or (alone and self._sums_into(number) == argument):
+            return None
+        return _Landing(argument, self._first(uses), number, True)
+
+    def _accumulates(self, use: ir.OpOperand) -> bool:
+        return use.owner.operation in self.dots and use.operand_number == ACCUMULATOR
+
+    def _sums_into(self, number: int) -> Value:
+        """What the accumulator of a chain of dots was before the first one."""
+        value = self.dots[number].operands[ACCUMULATOR]
+        while (maker := defining_op(value)) is not None and maker in self.dots:
+            value = maker.operands[ACCUMULATOR]
+        return value
+
+    def _first(self, uses: Sequence[ir.OpOperand]) -> ir.Operation:
+        """The first op of the body that uses a value or has such an op inside."""
+        owners = []
+        for use in uses:
+            owner = use.owner.operation
+            while owner.block != self.body:
+                owner = owner.parent.operation
+            owners.append(owner)
+        return min(owners, key=self.place.__getitem__)
+
+    def _may_overwrite_left(self, dot: ir.Operation) -> bool:
+        """Whether A is in registers that the next iteration may write before it waits: those that
+        do not depend on another product."""
+        left = dot.operands[0]
+        if isinstance(left.type, MemType) or block_of(left) != self.body:
+            return False
+        seen, pending = set(), [left]
+        while pending:
+            value = pending.pop()
+            maker = defining_op(value)
+            if maker is None or value in seen or block_of(value) != self.body:
+                continue
+            if maker in self.dots:
+                return False
+            seen.add(value)
+            pending += maker.operands
+        return True
+
+
+def _land(landing: _Landing, pending: int) -> ir.Operation:
+    builder = Builder(ir.InsertionPoint(landing.user), landing.user.location)
+    value = landing.value
+    users = [(use.owner.operation, use.operand_number) for use in value.uses]
+    attributes = {"pending": i32_attr(pending)}
+    landed = builder.op("mt.warpgroup_result", value.type, [value], attributes)
+    for user, number in users:
+        user.operands[number] = landed
+    return landed.owner.operation
+
+
+def meet_again(flights: Flights, issue: Callable[[Builder], None]) -> None:
+    """As soon as all threads see the products of the iteration before done, `issue`."""
+    after = flights.crossing[-1] if flights.met is None else flights.met
+    following = ops_of(after.block)[ops_of(after.block).index(after) + 1]
+    builder = Builder(ir.InsertionPoint(following), after.location)
+    if flights.met is None:
+        builder.create("mt.warpgroup_wait", [], [], {"pending": i32_attr(flights.pending)})
+    builder.create("mt.barrier", [])
+    issue(builder)
+
+
+def take_results(loop: ir.Operation, flights: Flights, builder: Builder) -> None:
+    """After the loop: what is in flight ends."""
+    end = terminator_of(loop.regions[0].blocks[0])
+    for index, value in enumerate(loop.results):
+        maker = defining_op(end.operands[index])
+        if maker is None or maker not in flights.crossing:
+            continue
+        users = [(use.owner.operation, use.operand_number) for use in value.uses]
+        taken = builder.op("mt.warpgroup_result", value.type, [value], {"pending": i32_attr(0)})
+        for user, number in users:
+            user.operands[number] = taken
