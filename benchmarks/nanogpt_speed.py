@@ -44,7 +44,7 @@ def parse() -> argparse.Namespace:
     add("--out", type=pathlib.Path, default=pathlib.Path("benchmarks/results/nanogpt"))
     add("--limit", type=float, default=480, help="seconds in all")
     add("--tiers", default="fp32,tf32,bf16", help="of the losses")
-    add("--speed-tiers", default="bf16")
+    add("--speed-tiers", help="of speed and whole runs (default: bf16, and fp32 for k3)")
     add("--gradient-tier", default="fp32", help="fp32, ieee, tf32 or bf16")
     add("--gradient-steps", default="0,100,1000")
     add("--windows", type=int, default=16, help="batch of the gradients")
@@ -153,6 +153,7 @@ def main() -> None:
     options = parse()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     config = CONFIGS[options.config]
+    options.speed_tiers = options.speed_tiers or ("bf16" if config.k3 is None else "fp32")
     if options.dropout is not None:
         config = dataclasses.replace(config, dropout=options.dropout)
     corpus = make_corpus(load_text(options.data), config.context, config.by_byte, device)
