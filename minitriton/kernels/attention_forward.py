@@ -44,7 +44,8 @@ def _walk(
     iteration meets v in the next, beside the softmax there; one more iteration ends that."""
     row = first + tl.arange(0, C.BLOCK_M)[:, None]
     full, end = visible_keys(first, queries, keys, C)
-    p = tl.zeros([C.BLOCK_M, C.BLOCK_N], v_ptr.dtype.element_ty)
+    if C.AHEAD:
+        p = tl.zeros([C.BLOCK_M, C.BLOCK_N], v_ptr.dtype.element_ty)
     for start in tl.range(0, end + C.BLOCK_N if C.AHEAD else end, C.BLOCK_N):
         q1 = load_tile(q_ptr, q_token, first, queries, C.BLOCK_M, C.HEAD_READ, C.TILE, True)
         k1 = load_tile(k_ptr, k_token, start, keys, C.BLOCK_N, C.HEAD_READ, C.TILE, True)
@@ -76,7 +77,7 @@ def _walk(
             if C.DROPOUT:
                 keep = kept(seed, plane, first, start, threshold, C.BLOCK_M, C.BLOCK_N, False)
                 weights = tl.where(keep, weights, 0.0)
-            p = weights.to(p.dtype)
+            p = weights.to(v_ptr.dtype.element_ty)
             peak = higher
         acc = acc * rescale[:, None]
         if not C.AHEAD:
