@@ -153,6 +153,4 @@ def _tile(plan: Plan, element_size: int) -> tuple[int, int, int, int]:
         return (64, 32, 8, 2) if widest <= 64 else (64 if widest <= 128 else 32, 16, 8, 2)
     if widest <= 64:
         return (64, 64, 4, 3) if plan.DROPOUT else (128, 32, 4, 3)
-    if widest <= 128 and not plan.DROPOUT:
-        return 128, 64, 8, 2
     return (128, 32, 8, 2) if plan.TILE <= 128 and plan.V_TILE <= 128 else (64, 16, 8, 2)
