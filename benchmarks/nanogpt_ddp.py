@@ -11,7 +11,6 @@ count from both. Entries of earlier calls stay in the file.
 import argparse
 import dataclasses
 import json
-import os
 import pathlib
 import statistics
 import sys
@@ -24,6 +23,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 import timing
 
+from examples.nanogpt.__main__ import start_processes
 from examples.nanogpt.build import build_engine
 from examples.nanogpt.config import CONFIGS
 from examples.nanogpt.data import load_text, make_corpus
@@ -58,12 +58,7 @@ def seconds_per_step(run: Run, warm: int, timed: int) -> float:
 
 def main() -> None:
     options = parse()
-    cuda = torch.cuda.is_available()
-    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    torch.distributed.init_process_group("nccl" if cuda else "gloo")
-    if cuda:
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    device = "cuda" if cuda else "cpu"
+    rank, ranks, device = start_processes()
     config = dataclasses.replace(CONFIGS[options.config], batch=options.batch)
     text = load_text(options.data)
     corpus = make_corpus(text, config.context, config.by_byte, device)
@@ -84,12 +79,13 @@ def main() -> None:
                 print(f"{title}: {seconds * 1e3:.2f} ms a step, {rate:,.0f} tokens/s", flush=True)
     if rank == 0 and options.out:
         content = json.loads(options.out.read_text()) if options.out.exists() else {}
-        machine = timing.machine() if cuda else {}
+        machine = timing.machine() if device == "cuda" else {}
         content |= {t: {**e, "command": " ".join(sys.argv)} for t, e in found.items()}
         content["machine"] = machine
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps(content, indent=1) + "\n")
-    torch.distributed.destroy_process_group()
+    if ranks > 1:
+        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import torch
 
 import minitriton as triton
 import minitriton.language as tl
-from minitriton import options
+from minitriton.kernels.devices import has_warpgroups
 from minitriton.kernels.philox import philox_words, threshold_of
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -168,13 +168,6 @@ class Plan:
     @functools.cached_property
     def _text(self) -> str:
         return repr(self)
-
-
-def has_warpgroups(device: torch.device) -> bool:
-    """Whether 16-bit products run on wgmma there (sm_90a), which changes what tiles are best."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_capability(device) == (9, 0)
-    return options.read().target == "sm_90a"
 
 
 def channel_tile(channels: int) -> int:

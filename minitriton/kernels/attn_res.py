@@ -27,6 +27,7 @@ from minitriton.kernels.attn_res_kernels import (
     query_kernel,
 )
 from minitriton.kernels.checks import KernelArgumentError
+from minitriton.kernels.devices import since_hopper
 from minitriton.kernels.operator import operator
 from minitriton.kernels.rows import rows_of
 
@@ -188,8 +189,7 @@ def shape_of_program(values: torch.Tensor, light: bool) -> dict[str, int]:
     rows fit an SM. Older targets and more work would spill.
     """
     block = triton.next_power_of_2(values.shape[-1])
-    light &= values.dtype == torch.bfloat16 and values.is_cuda
-    if light and torch.cuda.get_device_capability(values.device) >= (9, 0):
+    if light and values.dtype == torch.bfloat16 and since_hopper(values):
         return {"BLOCK": block, "num_warps": max(1, block // 1024), "maxnreg": 128}
     return {"BLOCK": block, "num_warps": max(1, block // 512)}
 

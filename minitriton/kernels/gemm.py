@@ -9,12 +9,11 @@ partial sums a second kernel adds in a fixed order: no atomics, equal inputs giv
 
 from __future__ import annotations
 
-import functools
-
 import torch
 
 import minitriton as triton
 import minitriton.language as tl
+from minitriton.kernels.devices import processors
 from minitriton.language.extra import libdevice
 
 SPLIT_K = 512  # no slice of K is shorter
@@ -123,14 +122,6 @@ def _sum_kernel(
     )  # fmt: skip
 
 
-@functools.cache
-def _processors(device: torch.device) -> int:
-    """SMs of the device; the emulator plans for the 132 of an H100 or H200."""
-    if device.type != "cuda":
-        return 132
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
 def _plan(
     m: int, n: int, k: int, wide: bool, processors: int, *, gelu: bool = False, odd: bool = False
 ) -> tuple[dict[str, int], int]:
@@ -176,7 +167,7 @@ def gemm(
     if m * n == 0:
         return out
     config, splits = _plan(
-        m, n, k, a.dtype == torch.float32, _processors(a.device), gelu=epilogue != "none",
+        m, n, k, a.dtype == torch.float32, processors(a.device), gelu=epilogue != "none",
         odd=any(stride != 1 and stride % 16 for stride in (*a.stride(), *b.stride())),
     )  # fmt: skip
     slice_ = triton.cdiv(triton.cdiv(max(k, 1), splits), config["BLOCK_K"]) * config["BLOCK_K"]

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 
 import minitriton as triton
+from minitriton.kernels.devices import since_hopper
 from minitriton.kernels.kda_backward_chunk import states_kernel, values_kernel
 from minitriton.kernels.kda_backward_levels import keys_kernel
 from minitriton.kernels.kda_backward_pairs import bounded_keys_kernel
@@ -136,7 +137,7 @@ def keys_gradients(
     count, heads, width = through.kept.shape
     keys, exact = q.shape[3], q.dtype == torch.float32
     tile = bounded_tile(q, width)
-    wide = tile.channels if bounded else 32 if _is_new(q) and not exact else 16
+    wide = tile.channels if bounded else 32 if since_hopper(q) and not exact else 16
     blocks = triton.cdiv(keys, wide)
     sums = q.new_empty(count, heads, blocks + keys, dtype=torch.float32)
     if not count * heads:
@@ -172,7 +173,7 @@ def _tile(q: torch.Tensor, columns: int) -> tuple[int, int]:
     """
     if q.dtype == torch.float32 or q.shape[3] % 16 or columns % 16:
         return 16, 16
-    return min(block(q.shape[3]), 64 if _is_new(q) else 32), min(block(columns), 64)
+    return min(block(q.shape[3]), 64 if since_hopper(q) else 32), min(block(columns), 64)
 
 
 class BoundedTile(NamedTuple):
@@ -185,8 +186,4 @@ class BoundedTile(NamedTuple):
 
 def bounded_tile(q: torch.Tensor, width: int) -> BoundedTile:
     """For K padded to `width`; before sm_90 registers would spill with less than 4 warps."""
-    return BoundedTile(32, 1, 168) if _is_new(q) else BoundedTile(min(width, 64), 4, None)
-
-
-def _is_new(q: torch.Tensor) -> bool:
-    return q.is_cuda and torch.cuda.get_device_capability(q.device) >= (9, 0)
+    return BoundedTile(32, 1, 168) if since_hopper(q) else BoundedTile(min(width, 64), 4, None)

@@ -21,6 +21,7 @@ import torch
 import minitriton as triton
 import minitriton.language as tl
 from minitriton.kernels import kda_tiles as tiles
+from minitriton.kernels.devices import since_hopper
 from minitriton.kernels.kda_chunks import CHUNK, Chunks
 from minitriton.kernels.kda_prepare import bounded_kernel, inverse_kernel
 
@@ -321,8 +322,7 @@ def prepare_bounded(
     """Fills `made` where a token decays by e^-5 at most, with operands in 16 bits."""
     count, heads, _, width = made.q_in.shape
     q, k, g = (x if x.stride(1) < FARTHEST else x.contiguous() for x in (q, k, g))
-    new = q.is_cuda and torch.cuda.get_device_capability(q.device) >= (9, 0)
-    registers = REGISTERS if new else OLD_REGISTERS
+    registers = REGISTERS if since_hopper(q) else OLD_REGISTERS
     # rows of length 1 make a triangle that fp16 holds; it has the digits of tf32
     lower_dtype = torch.float16 if options.qk_l2norm else torch.float32
     lower = torch.empty(made.inverse.shape, dtype=lower_dtype, device=q.device)

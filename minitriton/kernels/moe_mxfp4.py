@@ -24,7 +24,7 @@ from minitriton.kernels.mxfp4_tiles import (
     ORDER,
     UNSCALE,
     channel_at,
-    glu_halves,
+    glu_of,
     glu_rows_at,
     launch_config,
     order_kernel,
@@ -36,7 +36,26 @@ from minitriton.kernels.mxfp4_tiles import (
 )
 from minitriton.kernels.operator import operator
 from minitriton.kernels.rows import dense
-from minitriton.kernels.situ_gemm import glu
+
+
+@triton.jit
+def _product(
+    a_ptrs, words_ptr, scales_ptr, row, depth, ROWS: tl.constexpr, BLOCK_N: tl.constexpr,
+    WARPS: tl.constexpr,
+):  # fmt: skip
+    """bf16 W A^T [N, ROWS] of rows of weights in the order of `rows_at`; a has its channels in
+    order."""
+    ptrs, scale_ptrs = weight_ptrs(words_ptr, scales_ptr, row, depth)
+    acc = tl.zeros([BLOCK_N, ROWS], tl.float32)
+    # words come through shared memory; scales, single bytes, are loaded a step ahead
+    scales = scales_of(scale_ptrs, 0, depth)
+    for i in tl.range(tl.cdiv(depth, 128)):
+        a = tl.trans(tl.load(a_ptrs))
+        a_ptrs += 128
+        following = scales_of(scale_ptrs, i + 1, depth)
+        acc = tl.dot(unpack(words_of(ptrs, i, depth), scales, BLOCK_N, WARPS), a, acc)
+        scales = following
+    return (acc * UNSCALE).to(tl.bfloat16)
 
 
 @triton.jit
@@ -57,20 +76,10 @@ def up_mxfp4_kernel(
     z_ptrs = z_ptr + token[:, None] * z_stride + tl.arange(0, 128)[None, :]
     at = block * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
     n = expert * 2 * columns + glu_rows_at(block, columns, channel_at, BLOCK_N, WARPS)
-    ptrs, scale_ptrs = weight_ptrs(words_ptr, scales_ptr, n, depth)
-    acc = tl.zeros([BLOCK_N, ROWS], tl.float32)
-    # words come through shared memory; scales, single bytes, are loaded a step ahead
-    scales = scales_of(scale_ptrs, 0, depth)
-    for i in tl.range(tl.cdiv(depth, 128)):
-        z = tl.trans(tl.load(z_ptrs))
-        z_ptrs += 128
-        following = scales_of(scale_ptrs, i + 1, depth)
-        acc = tl.dot(unpack(words_of(ptrs, i, depth), scales, BLOCK_N, WARPS), z, acc)
-        scales = following
-    gate, up = glu_halves((acc * UNSCALE).to(tl.bfloat16))  # rounded as in `moe_experts`
-    act = glu(gate.to(tl.float32), up.to(tl.float32), beta1, beta2, CAPPED, False)
+    h = _product(z_ptrs, words_ptr, scales_ptr, n, depth, ROWS, BLOCK_N, WARPS)
+    act = glu_of(h, beta1, beta2, CAPPED)  # of what is rounded, as in `moe_experts`
     act_ptrs = act_ptr + row[:, None] * act_stride + at[None, :]
-    tl.store(act_ptrs, tl.trans(act.to(tl.bfloat16)))
+    tl.store(act_ptrs, act)
 
 
 @triton.jit
@@ -87,19 +96,10 @@ def rows_mxfp4_kernel(
     row = tile.to(tl.int64) * ROWS + tl.arange(0, ROWS)
     a_ptrs = a_ptr + row[:, None] * a_stride + tl.arange(0, 128)[None, :]
     n = (block * BLOCK_N + rows_at(BLOCK_N, WARPS)) % columns
-    ptrs, scale_ptrs = weight_ptrs(words_ptr, scales_ptr, expert * columns + n, depth)
-    acc = tl.zeros([BLOCK_N, ROWS], tl.float32)
-    scales = scales_of(scale_ptrs, 0, depth)
-    for i in tl.range(tl.cdiv(depth, 128)):
-        a = tl.trans(tl.load(a_ptrs))
-        a_ptrs += 128
-        following = scales_of(scale_ptrs, i + 1, depth)
-        acc = tl.dot(unpack(words_of(ptrs, i, depth), scales, BLOCK_N, WARPS), a, acc)
-        scales = following
+    out = _product(a_ptrs, words_ptr, scales_ptr, expert * columns + n, depth, ROWS, BLOCK_N, WARPS)
     at = block * BLOCK_N + tl.arange(0, BLOCK_N)
     out_ptrs = out_ptr + row[:, None] * columns + at[None, :]
-    out = tl.trans((acc * UNSCALE).to(tl.bfloat16))
-    tl.store(out_ptrs, out, mask=(at < columns)[None, :])
+    tl.store(out_ptrs, tl.trans(out), mask=(at < columns)[None, :])
 
 
 def moe_experts_mxfp4(

@@ -21,13 +21,12 @@ import minitriton as triton
 import minitriton.language as tl
 from minitriton.kernels.grouped_gemm import place
 from minitriton.kernels.mxfp4_tiles import (
-    glu_halves,
+    glu_of,
     glu_rows_at,
     launch_config,
     natural_rows,
     rows_at,
 )
-from minitriton.kernels.situ_gemm import glu
 
 SIGNS: tl.constexpr = tl.constexpr(-0x7F7F7F80)  # bit 7 of each byte of a word
 MAGNITUDES: tl.constexpr = tl.constexpr(0x1C1C1C1C)  # bits 2 to 4: exponent and mantissa of E2M1
@@ -111,10 +110,10 @@ def up_w4a8_kernel(
     z_ptrs = z_ptr + token[:, None] * depth + tl.arange(0, 32)[None, :]
     n = expert * 2 * columns + glu_rows_at(block, columns, channel_at8, BLOCK_N, WARPS)
     h = _product8(z_ptrs, words_ptr, scales_ptr, n, depth, ROWS, BLOCK_N, WARPS)
-    gate, up = glu_halves((h * tl.load(z_scale_ptr + token)[None, :]).to(tl.bfloat16))
-    act = glu(gate.to(tl.float32), up.to(tl.float32), beta1, beta2, CAPPED, False)
+    h = (h * tl.load(z_scale_ptr + token)[None, :]).to(tl.bfloat16)
+    act = glu_of(h, beta1, beta2, CAPPED)
     at = block * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
-    tl.store(act_ptr + row[:, None] * columns + at[None, :], tl.trans(act.to(tl.bfloat16)))
+    tl.store(act_ptr + row[:, None] * columns + at[None, :], act)
 
 
 @triton.jit

@@ -16,6 +16,7 @@ from __future__ import annotations
 import minitriton as triton
 import minitriton.language as tl
 from minitriton.kernels.grouped_gemm import GROUP
+from minitriton.kernels.situ_gemm import glu
 
 CHUNK = 128  # channels that are put in order together; depths are padded to a multiple of it
 ORDER = 1024  # channels per program of the ordering kernel
@@ -62,12 +63,14 @@ def glu_rows_at(
 
 
 @triton.jit
-def glu_halves(h):
-    """Gate and up [N / 2, ROWS] of a product [N, ROWS] of the rows of `glu_rows_at`."""
+def glu_of(h, beta1, beta2, CAPPED: tl.constexpr):
+    """bf16 SiTU-GLU [ROWS, N / 2] of a product [N, ROWS] of the rows of `glu_rows_at`."""
     N: tl.constexpr = h.shape[0]
     ROWS: tl.constexpr = h.shape[1]
     h = tl.permute(tl.reshape(h, [N // 16, 2, 8, ROWS]), (0, 2, 3, 1))
-    return tl.split(tl.reshape(h, [N // 2, ROWS, 2]))
+    gate, up = tl.split(tl.reshape(h, [N // 2, ROWS, 2]))
+    act = glu(gate.to(tl.float32), up.to(tl.float32), beta1, beta2, CAPPED, False)
+    return tl.trans(act.to(tl.bfloat16))
 
 
 @triton.jit
