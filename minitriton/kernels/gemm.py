@@ -13,9 +13,10 @@ import torch
 
 import minitriton as triton
 import minitriton.language as tl
-from minitriton.kernels.devices import processors
+from minitriton.kernels.devices import has_warpgroups, processors
 from minitriton.language.extra import libdevice
 
+WIDEST = (128, 256)  # tile of wgmma: accumulators of 128 registers per thread
 SPLIT_K = 512  # no slice of K is shorter
 DEEP_SUM, FLAT_SUM = (128, 16), (1, 1024)  # partial sums and elements that a program holds
 
@@ -123,25 +124,35 @@ def _sum_kernel(
 
 
 def _plan(
-    m: int, n: int, k: int, wide: bool, processors: int, *, gelu: bool = False, odd: bool = False
-) -> tuple[dict[str, int], int]:
+    m: int, n: int, k: int, wide: bool, processors: int, *, gelu: bool = False, odd: bool = False,
+    warpgroups: bool = False,
+) -> tuple[dict[str, int], int]:  # fmt: skip
     """(launch configuration, slices of K): the largest tile that keeps the SMs busy.
 
     wide: fp32 operands; gelu: an epilogue that needs registers and time, and so a second CTA on the
-    SM that multiplies meanwhile; odd: operands are read element by element.
+    SM that multiplies meanwhile; odd: operands are read element by element; warpgroups: products
+    run on wgmma, which a CTA alone on its SM can keep busy with a tile of 128 x 256.
     """
+    config = {"GROUP_M": 8, "BLOCK_K": 32 if wide or odd else 64, "num_stages": 3}
+    if warpgroups and not (wide or gelu or odd) and _fills_widest(m, n, processors):
+        return config | {"BLOCK_M": WIDEST[0], "BLOCK_N": WIDEST[1], "num_warps": 8}, 1
     blocks = [(64, 64)] if wide else [(128, 128), (128, 64), (64, 64)]
     for block in blocks[1:] if gelu and not wide else blocks:
         tiles = triton.cdiv(m, block[0]) * triton.cdiv(n, block[1])
         splits = 1 if tiles > processors else max(1, min(2 * processors // tiles, k // SPLIT_K))
         if tiles * splits > 2 * processors // 3:
             break
-    config = {"BLOCK_M": block[0], "BLOCK_N": block[1], "GROUP_M": 8}
-    config["BLOCK_K"] = 32 if wide or odd else 64
-    config |= {"num_warps": 8 if wide or block[0] == 128 else 4, "num_stages": 3}
+    config |= {"BLOCK_M": block[0], "BLOCK_N": block[1]}
+    config["num_warps"] = 8 if wide or block[0] == 128 else 4
     if gelu and block == (128, 64):
         config["maxnreg"] = 128
     return config, splits
+
+
+def _fills_widest(m: int, n: int, processors: int) -> bool:
+    """Whether tiles of WIDEST give most SMs one, and waste less than an eighth of their columns."""
+    rows, columns = triton.cdiv(m, WIDEST[0]), triton.cdiv(n, WIDEST[1])
+    return rows * columns > 2 * processors // 3 and 8 * columns * WIDEST[1] < 9 * n
 
 
 def gemm(
@@ -169,6 +180,7 @@ def gemm(
     config, splits = _plan(
         m, n, k, a.dtype == torch.float32, processors(a.device), gelu=epilogue != "none",
         odd=any(stride != 1 and stride % 16 for stride in (*a.stride(), *b.stride())),
+        warpgroups=has_warpgroups(a.device) and extra is None,  # which takes registers, too
     )  # fmt: skip
     slice_ = triton.cdiv(triton.cdiv(max(k, 1), splits), config["BLOCK_K"]) * config["BLOCK_K"]
     splits = max(1, triton.cdiv(k, slice_))

@@ -209,17 +209,21 @@ def _rows_config(dtype: torch.dtype, rows: int, columns: int, depth: int) -> dic
     if dtype == torch.float32 or columns % 16 or depth % 16:  # odd sizes go element by element
         warps = 4 if rows < 64 else 8
         return {"BLOCK_N": 64, "BLOCK_K": 32, "num_warps": warps, "num_stages": 3}
-    warps = 4 if rows < 128 else 8
-    return {"BLOCK_N": 128, "BLOCK_K": 64, "num_warps": warps, "num_stages": 4}
+    wide = rows == 128 and columns % 256 == 0
+    return {
+        "BLOCK_N": 256 if wide else 128, "BLOCK_K": 64, "num_warps": 8 if rows == 128 else 4,
+        "num_stages": 4,
+    }  # fmt: skip
 
 
 def _weights_config(dtype: torch.dtype, rows: int, columns: int) -> dict[str, int]:
-    """Launch configuration of a weight gradient; odd sizes are read element by element."""
+    """Launch configuration of a weight gradient; odd sizes are read element by element. An expert's
+    sum is short, so several CTAs per SM, of which some store while others multiply."""
     small = dtype == torch.float32 or rows % 16 or columns % 16
-    block, depth = (64, 32) if small else (128, 64)
+    block, warps = (64, 8) if small else (128, 4)
     return {
-        "BLOCK_M": block, "BLOCK_N": block, "BLOCK_K": depth, "GROUP": grouped_gemm.GROUP,
-        "num_warps": 8, "num_stages": 3,
+        "BLOCK_M": block, "BLOCK_N": block, "BLOCK_K": 32, "GROUP": grouped_gemm.GROUP,
+        "num_warps": warps, "num_stages": 3,
     }  # fmt: skip
 
 

@@ -79,10 +79,32 @@ def test_long_fp32_sums_have_no_bias(device):
 
 def test_plan_fills_the_gpu():
     for shape in ((16384, 1152, 384), (384, 1152, 16384), (16384, 128, 384), (1, 1, 1)):
-        for gelu in (False, True):
-            config, splits = gemms._plan(*shape, False, 132, gelu=gelu)
+        for gelu, warpgroups in ((False, False), (True, False), (False, True)):
+            config, splits = gemms._plan(*shape, False, 132, gelu=gelu, warpgroups=warpgroups)
             tiles = -(-shape[0] // config["BLOCK_M"]) * -(-shape[1] // config["BLOCK_N"])
-            assert tiles * splits >= 100 or shape[2] < 2 * gemms.SPLIT_K
+            assert tiles * splits >= 88 or shape[2] < 2 * gemms.SPLIT_K
+    for shape, widest in (
+        ((2048, 2048), 1),
+        ((16384, 384), 0),
+        ((1024, 2048), 0),
+        ((12288, 768), 1),
+    ):
+        config, _ = gemms._plan(*shape, 2048, False, 132, warpgroups=True)
+        assert (config["BLOCK_N"] == 256) == widest
+
+
+@pytest.mark.parametrize("form", ["plain", "a transposed", "b transposed"])
+def test_widest_tiles(device, form, monkeypatch):
+    """The tile that large products get on wgmma, at a size that the emulator can do."""
+    monkeypatch.setattr(gemms, "processors", lambda _: 1)
+    monkeypatch.setattr(gemms, "has_warpgroups", lambda _: True)
+    a = torch.randn(140, 80, device=device, dtype=torch.bfloat16)
+    b = torch.randn(80, 240, device=device, dtype=torch.bfloat16)
+    bias = torch.randn(240, device=device)
+    a = a.T.contiguous().T if form == "a transposed" else a
+    b = b.T.contiguous().T if form == "b transposed" else b
+    out = gemm(a, b, torch.empty(140, 240, device=device, dtype=torch.bfloat16), bias=bias)
+    assert relative(out, a.double() @ b.double() + bias.double()) < 5e-3
 
 
 def test_masters_with_low_precision_copies(device):
