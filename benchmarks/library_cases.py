@@ -417,7 +417,7 @@ def experts_mxfp4() -> Iterator[Case]:
     packed = (*mxfp4_quantize(w13), *mxfp4_quantize(w2))
     for tokens in (1, 64, 1024):
         z, logits = random(tokens, latent), random(tokens, count, dtype=torch.float32)
-        rows = expert_tile_rows(tokens, k, count)
+        rows = expert_tile_rows(tokens, k, count, mxfp4=True)
         routing = moe_route(logits, None, k, tile_rows=rows)
         calls = {
             "minitriton": partial(moe_experts_mxfp4, z, *packed, routing),

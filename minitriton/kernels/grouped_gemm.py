@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import minitriton as triton
 import minitriton.language as tl
-from minitriton.kernels.situ_gemm import glu_backward, glu_product, product, store_glu
+from minitriton.kernels.situ_gemm import glu_backward, glu_product, product, store_glu, weight_rows
 
 GROUP = 8  # tiles that walk through the blocks of the weights together and share them in L2
 
@@ -32,25 +32,24 @@ def up_kernel(
     z_ptr, w_ptr, act_ptr, h_ptr, token_of_row_ptr, expert_of_tile_ptr,
     z_stride, expert_stride, n_stride, k_stride, tiles, columns, depth, beta1, beta2,
     CAPPED: tl.constexpr, EXACT: tl.constexpr, SAVE: tl.constexpr, EVEN: tl.constexpr,
-    WHOLE: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
+    WHOLE: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr, PARTS: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """act = SiTU-GLU(z W13^T) of gathered tokens; with SAVE also h = z W13^T, rounded."""
-    tile, block = place(tiles, columns, BLOCK_N, GROUP)
-    expert = tl.load(expert_of_tile_ptr + tile).to(tl.int64)
-    if expert < 0:
+    """act = SiTU-GLU(z W13^T) of gathered tokens; with SAVE also h = z W13^T, rounded.
+
+    The experts' tiles have PARTS * ROWS rows; a part that is all padding is left as it is."""
+    tile, block = place(tiles * PARTS, columns, BLOCK_N, GROUP)
+    expert = tl.load(expert_of_tile_ptr + tile // PARTS).to(tl.int64)
+    first = token_of_row_ptr + tile.to(tl.int64) * ROWS
+    if (expert < 0) | (tl.load(first) < 0):
         return
-    token = tl.load(token_of_row_ptr + tile.to(tl.int64) * ROWS + tl.arange(0, ROWS))
-    token = tl.maximum(token, 0).to(tl.int64)
+    token = tl.maximum(tl.load(first + tl.arange(0, ROWS)), 0).to(tl.int64)
     n = block * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     z_ptrs = z_ptr + token[:, None] * z_stride + k[None, :]
-    gate_ptrs = w_ptr + expert * expert_stride
-    gate_ptrs += (n % columns).to(tl.int64)[None, :] * n_stride + k[:, None] * k_stride
-    up_offset = columns.to(tl.int64) * n_stride
-    gate, up = glu_product(
-        z_ptrs, gate_ptrs, up_offset, depth, k_stride, EVEN, ROWS, BLOCK_N, BLOCK_K, PRECISION
-    )
+    wide = weight_rows(block * BLOCK_N, columns, BLOCK_N).to(tl.int64)
+    w_ptrs = w_ptr + expert * expert_stride + wide[None, :] * n_stride + k[:, None] * k_stride
+    gate, up = glu_product(z_ptrs, w_ptrs, depth, k_stride, EVEN, ROWS, BLOCK_N, BLOCK_K, PRECISION)
     mask = None if WHOLE else (n < columns)[None, :]
     store_glu(
         gate, up, act_ptr, h_ptr, tile * ROWS, n, columns, mask, beta1, beta2, CAPPED, EXACT, SAVE

@@ -27,16 +27,20 @@ from minitriton.kernels.situ_gemm import glu_config, strided_weight
 
 BLOCK = 1024  # columns per program of gathers and sums
 WIDEST = 8192  # columns of a row whose norm is taken
+FEW_ROWS = (
+    512  # per expert: below, the first product goes by 64 of a tile's rows, and skips padding
+)
 TILE_ROWS = (16, 64, 128)  # rows of an expert's tile that the kernels are made for
 
 
-def expert_tile_rows(tokens: int, topk: int, experts: int) -> int:
+def expert_tile_rows(tokens: int, topk: int, experts: int, mxfp4: bool = False) -> int:
     """The `tile_rows` to route with: 16, 64 or 128, by the mean number of rows per expert.
 
-    Half a tile per expert is padding on average, so a tile must be well below the mean.
+    Half a tile per expert is padding on average, but a larger tile reads the weights less often;
+    mxfp4: for `moe_experts_mxfp4`, whose weights are small and dear to unpack for padding.
     """
     mean = tokens * topk / max(experts, 1)
-    return 16 if mean <= 16 else 64 if mean <= 512 else 128
+    return 16 if mean <= 16 else 64 if mean <= (512 if mxfp4 else 64) else 128
 
 
 def moe_experts(
@@ -293,13 +297,14 @@ def _moe_experts_op(
         return u.zero_(), h
     x, w, tile = dense(z), strided_weight(w13), rows // tiles
     columns, depth = w.shape[1] // 2, w.shape[2]
-    config = glu_config(z.dtype, tile, columns, depth, True)
+    part = min(tile, 64) if row_of_slot.numel() < FEW_ROWS * w.shape[0] else tile
+    config = glu_config(z.dtype, part, columns, depth, True)
     act = z.new_empty(rows, columns)
-    grouped_gemm.up_kernel[(tiles * triton.cdiv(columns, config["BLOCK_N"]),)](
+    grouped_gemm.up_kernel[(rows // part * triton.cdiv(columns, config["BLOCK_N"]),)](
         x, w, act, h, token_of_row, expert_of_tile, x.stride(0), *w.stride(), tiles, columns, depth,
         beta1, beta2 or 1.0, CAPPED=beta2 is not None, EXACT=z.dtype != torch.bfloat16, SAVE=save,
         EVEN=depth % config["BLOCK_K"] == 0, WHOLE=columns % config["BLOCK_N"] == 0,
-        PRECISION="tf32x3", ROWS=tile, GROUP=grouped_gemm.GROUP, **config,
+        PRECISION="tf32x3", ROWS=part, PARTS=tile // part, GROUP=grouped_gemm.GROUP, **config,
     )  # fmt: skip
     y = _launch_rows(act, None, strided_weight(w2), expert_of_tile, rows)
     launch_sum(y, weights, row_of_slot, u, norm_weight, eps)
@@ -370,9 +375,12 @@ def _save(ctx: Any, inputs: Any, output: Any) -> None:
     ctx.save_for_backward(*inputs[:4], output[1], *inputs[4:9])
     ctx.betas = inputs[9:11]
     ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)  # no zeros for what has no gradient
 
 
-def _differentiate(ctx: Any, du: torch.Tensor, _: Any) -> Any:
+def _differentiate(ctx: Any, du: torch.Tensor | None, _: Any) -> Any:
+    if du is None:
+        return (None,) * 14
     frozen = not any(ctx.needs_input_grad[1:3])
     dz, dw13, dw2, dweights = _backward_op(du, *ctx.saved_tensors, *ctx.betas, frozen)
     experts = (None, None) if frozen else (dw13, dw2)

@@ -395,9 +395,12 @@ def _save(ctx: Any, inputs: Any, output: Any) -> None:
     logits, _, _, _, ctx.scale, ctx.sigmoid = inputs
     ctx.save_for_backward(logits, output[1])
     ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)  # no zeros for what has no gradient
 
 
-def _differentiate(ctx: Any, grad: torch.Tensor, *others: Any) -> Any:
+def _differentiate(ctx: Any, grad: torch.Tensor | None, *others: Any) -> Any:
+    if grad is None:
+        return (None,) * 6
     dx = _route_backward_op(grad, *ctx.saved_tensors, ctx.scale, ctx.sigmoid)
     return dx, None, None, None, None, None
 

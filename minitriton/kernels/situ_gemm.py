@@ -66,29 +66,23 @@ def product(
 
 
 @triton.jit
+def weight_rows(first, columns, BLOCK_N: tl.constexpr):
+    """Rows of W13 [2 columns, depth] that belong to the columns from `first` on: BLOCK_N of the
+    gate, then the same of `up`. Columns that are not there wrap round."""
+    n = tl.arange(0, 2 * BLOCK_N)
+    return (first + n % BLOCK_N) % columns + (n // BLOCK_N) * columns
+
+
+@triton.jit
 def glu_product(
-    a_ptrs, gate_ptrs, up_offset, depth, b_stride, EVEN: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+    a_ptrs, b_ptrs, depth, b_stride, EVEN: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Products of one left operand [ROWS, depth] with two right ones `up_offset` elements apart;
-    EVEN promises that BLOCK_K divides depth."""
-    k = tl.arange(0, BLOCK_K)
-    gate = tl.zeros([ROWS, BLOCK_N], tl.float32)
-    up = tl.zeros([ROWS, BLOCK_N], tl.float32)
-    for i in tl.range(tl.cdiv(depth, BLOCK_K)):
-        if EVEN:
-            a, b = tl.load(a_ptrs), tl.load(gate_ptrs)
-            up_b = tl.load(gate_ptrs + up_offset)
-        else:
-            inside = k[:, None] < depth - i * BLOCK_K
-            a = tl.load(a_ptrs, mask=k[None, :] < depth - i * BLOCK_K, other=0.0)
-            b = tl.load(gate_ptrs, mask=inside, other=0.0)
-            up_b = tl.load(gate_ptrs + up_offset, mask=inside, other=0.0)
-        gate = tl.dot(a, b, gate, input_precision=PRECISION)
-        up = tl.dot(a, up_b, up, input_precision=PRECISION)
-        a_ptrs += BLOCK_K
-        gate_ptrs += BLOCK_K * b_stride
-    return gate, up
+    """(gate, up) of a left operand [ROWS, depth] and the right one of `weight_rows`, as one wide
+    product: it reads the left operand once."""
+    acc = tl.zeros([ROWS, 2 * BLOCK_N], tl.float32)
+    acc = product(a_ptrs, b_ptrs, acc, depth, 1, b_stride, EVEN, BLOCK_K, PRECISION)
+    return acc.reshape(ROWS, 2, BLOCK_N).permute(0, 2, 1).split()
 
 
 @triton.jit
@@ -102,12 +96,12 @@ def store_glu(
     gate, up = gate.to(element), up.to(element)  # what the backward pass reads
     r = tl.arange(0, gate.shape[0])[:, None]  # 32 bits do within a tile
     start = row.to(tl.int64) * columns
+    act = glu(gate.to(tl.float32), up.to(tl.float32), beta1, beta2, CAPPED, EXACT)
+    tl.store(act_ptr + start + (r * columns + n[None, :]), act.to(element), mask=mask)
     if SAVE:
         h_ptrs = h_ptr + 2 * start + (r * (2 * columns) + n[None, :])
         tl.store(h_ptrs, gate, mask=mask)
         tl.store(h_ptrs + columns, up, mask=mask)
-    act = glu(gate.to(tl.float32), up.to(tl.float32), beta1, beta2, CAPPED, EXACT)
-    tl.store(act_ptr + start + (r * columns + n[None, :]), act.to(element), mask=mask)
 
 
 @triton.jit
@@ -125,11 +119,9 @@ def _forward_kernel(
     n = block * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     x_ptrs = x_ptr + (row % rows).to(tl.int64)[:, None] * x_stride + k[None, :]
-    gate_ptrs = w_ptr + (n % columns).to(tl.int64)[None, :] * n_stride + k[:, None] * k_stride
-    up_offset = columns.to(tl.int64) * n_stride
-    gate, up = glu_product(
-        x_ptrs, gate_ptrs, up_offset, depth, k_stride, EVEN, ROWS, BLOCK_N, BLOCK_K, PRECISION
-    )
+    wide = weight_rows(block * BLOCK_N, columns, BLOCK_N).to(tl.int64)
+    w_ptrs = w_ptr + wide[None, :] * n_stride + k[:, None] * k_stride
+    gate, up = glu_product(x_ptrs, w_ptrs, depth, k_stride, EVEN, ROWS, BLOCK_N, BLOCK_K, PRECISION)
     mask = None if WHOLE else (row < rows)[:, None] & (n < columns)[None, :]
     store_glu(
         gate, up, act_ptr, h_ptr, tile * ROWS, n, columns, mask, beta1, beta2, CAPPED, EXACT, SAVE
@@ -277,9 +269,12 @@ def _save(ctx: Any, inputs: Any, output: Any) -> None:
     ctx.save_for_backward(inputs[0], inputs[1], output[1])
     ctx.betas = inputs[2:4]
     ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)  # no zeros for what has no gradient
 
 
-def _differentiate(ctx: Any, grad: torch.Tensor, _: Any) -> Any:
+def _differentiate(ctx: Any, grad: torch.Tensor | None, _: Any) -> Any:
+    if grad is None:
+        return (None,) * 5
     wanted = list(ctx.needs_input_grad[:2])
     dx, dw = _backward_op(grad, *ctx.saved_tensors, *ctx.betas, wanted)
     return dx if wanted[0] else None, dw if wanted[1] else None, None, None, None

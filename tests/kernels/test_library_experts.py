@@ -217,8 +217,9 @@ def test_torch_compile_without_graph_breaks(device):
 
 def test_rows_per_tile():
     assert expert_tile_rows(64, 16, 896) == 16
-    assert expert_tile_rows(8192, 16, 896) == 64
-    assert expert_tile_rows(65536, 16, 896) == 128
+    assert expert_tile_rows(2048, 16, 896) == 64
+    assert expert_tile_rows(8192, 16, 896, mxfp4=True) == 64
+    assert expert_tile_rows(8192, 16, 896) == 128
 
 
 @pytest.mark.parametrize(
