@@ -22,12 +22,13 @@ from minitriton.ir.encoding import layout_of
 from minitriton.ir.linear_layout import LinearLayout
 from minitriton.ir.mlir import ir
 from minitriton.ir.target import Target
+from minitriton.ir.tensor_map_specs import read_specs
 
 SHARED_SYMBOL = "smem"
 SHARED_ALIGNMENT = 16
 FAMILIES = (
     "elementwise", "math", "casts", "memory", "atomics", "program", "debug", "control_flow",
-    "shape", "shared", "convert", "reduce", "scan", "dot", "async_copy", "warpgroup",
+    "shape", "shared", "convert", "reduce", "scan", "dot", "async_copy", "warpgroup", "tma",
 )  # fmt: skip
 Rule = Callable[["Lowering", ir.Operation], None]
 Lowered: TypeAlias = Tile | ir.Value
@@ -72,6 +73,8 @@ class Lowering(Emitter):
         self.options = options
         self.num_warps = num_warps
         self.axis = axis
+        self.tensor_maps: list[dict[str, Any]] = []  # as the launcher makes them (ir)
+        self.map_pointers: list[ir.Value] = []  # the parameters that hold them
         self.symbols: dict[str, str] = {}  # strings and declarations beside the kernel
         self._values: dict[ir.Value, Lowered] = {}
         self._at_entry: dict[Any, ir.Value | None] = {}
@@ -319,10 +322,10 @@ def lower_to_gpu(
     num_warps = integer_attribute(top, "mt.num_warps", 4)
     result, kernel = _skeleton(function, top, target, num_warps)
     lowering = Lowering(function, kernel, target, options, num_warps, analyse(function))
-    body = function.regions[0].blocks[0]
-    for parameter, argument in zip(
-        body.arguments, kernel.regions[0].blocks[0].arguments, strict=True
-    ):
+    body, parameters = function.regions[0].blocks[0], list(kernel.regions[0].blocks[0].arguments)
+    lowering.tensor_maps = read_specs(top)
+    lowering.map_pointers = parameters[len(body.arguments) :]
+    for parameter, argument in zip(body.arguments, parameters, strict=False):
         lowering.set(parameter, argument)
     lowering.lower_block(body)
     lowering.finish()
@@ -354,6 +357,9 @@ def _skeleton(
     gpu_module = module.body.operations[0].operation
     body = function.regions[0].blocks[0]
     arguments = [carried(argument.type) for argument in body.arguments]
+    maps = len(read_specs(top))
+    own = len(arguments)
+    arguments += [type_named("!llvm.ptr")] * maps
     signature = f"!llvm.func<void ({', '.join(_in_signature(t) for t in arguments)})>"
     attributes = {
         "sym_name": ir.StringAttr(function.attributes["sym_name"]),
@@ -366,6 +372,11 @@ def _skeleton(
         "nvvm.kernel": ir.UnitAttr.get(),
         "nvvm.reqntid": ir.DenseI32ArrayAttr.get([32 * num_warps, 1, 1]),
     }
+    if maps:  # parameters of 128 bytes that the kernel reads where they are
+        by_value = attribute(
+            "{llvm.byval = !llvm.array<128 x i8>, llvm.align = 64 : i64, nvvm.grid_constant}"
+        )
+        attributes["arg_attrs"] = ir.ArrayAttr.get([attribute("{}")] * own + [by_value] * maps)
     if "mt.maxnreg" in top.attributes:
         attributes["nvvm.maxnreg"] = i32_attr(integer_attribute(top, "mt.maxnreg"))
     kernel = ir.Operation.create(

@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from minitriton.frontend import active, calls, expressions, statements
+from minitriton.frontend.block_values import Number, TensorDescriptor
 from minitriton.frontend.emitter import Emitter
 from minitriton.frontend.errors import KernelReturns, Mistake, kind_of
 from minitriton.frontend.frame import Frame, Returned, Session
 from minitriton.frontend.names import resolve
-from minitriton.frontend.signature import ParamSpec, Specialization
+from minitriton.frontend.signature import Blocks, ParamSpec, Specialization
 from minitriton.frontend.source import SourceFunction
 from minitriton.frontend.values import Tensor, unwrap
 from minitriton.ir import dtypes
@@ -54,11 +55,11 @@ def build_module(source: SourceFunction, spec: Specialization, target: Target) -
         *[to_mlir(t) for t in types_], arg_locs=[builder.loc] * len(types_)
     )
     arguments = iter(Tensor(a, t) for a, t in zip(block.arguments, types_, strict=True))
-    for parameter in spec.params:
-        frame.bind(
-            parameter.name, _value_of(parameter, arguments), _parameter_node(source, parameter)
-        )
     with active.activate(emitter), builder.at(ir.InsertionPoint(block)):
+        for parameter in spec.params:
+            frame.bind(
+                parameter.name, _value_of(parameter, arguments), _parameter_node(source, parameter)
+            )
         _body(frame)
         frame.mark(source.node)
         emitter.effect("func.return")
@@ -107,8 +108,9 @@ def _function(
     descriptions = []
     for leaf in leaves:
         described: dict[str, ir.Attribute] = {"mt.name": emitter.string(leaf.name)}
-        if leaf.divisible:
-            described["mt.divisibility"] = emitter.i64(DIVISIBILITY)
+        known = DIVISIBILITY if leaf.divisible else leaf.multiple
+        if known > 1:
+            described["mt.divisibility"] = emitter.i64(known)
         descriptions.append(ir.DictAttr.get(described))
     signature = ir.FunctionType.get([to_mlir(t) for t in types_], [])
     attributes = {
@@ -135,7 +137,17 @@ def _value_of(parameter: ParamSpec, arguments: Iterator[Tensor]) -> Any:
                 return tuple(items)
             fields = [part.name.rsplit(".", 1)[-1] for part in parameter.value]
             return collections.namedtuple(parameter.dtype.rsplit(".", 1)[-1], fields)(*items)
+        case "descriptor":
+            return _descriptor(parameter.value, arguments)
     return next(arguments)
+
+
+def _descriptor(blocks: Blocks, arguments: Iterator[Tensor]) -> TensorDescriptor:
+    base, *rest = (next(arguments) for _ in blocks.parts)
+    numbers: list[Number] = [*rest, 1]
+    rank = len(blocks.block_shape)
+    shape, strides = tuple(numbers[:rank]), tuple(numbers[rank:])
+    return TensorDescriptor(base, shape, strides, blocks.block_shape, blocks.padding)
 
 
 def _parameter_node(source: SourceFunction, parameter: ParamSpec) -> Any:

@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Iterable
 from typing import Any, ClassVar, Self, dataclass_transform
 
+from minitriton.frontend.values import Compound
 from minitriton.ir.diagnostics import Diagnostic, Note, Span
 
 
@@ -91,6 +92,8 @@ def kind_of(value: Any) -> str:
         return f"constexpr {value!r}"
     if isinstance(value, tuple):
         return f"tuple of {len(value)}"
+    if isinstance(value, Compound):
+        return str(value)
     name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
     return f"{type(value).__name__} {name}" if name else type(value).__name__
 

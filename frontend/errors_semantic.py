@@ -198,11 +198,6 @@ class ConstPointer(Mistake):
     title = "{function} through {type}: the argument was declared const"
 
 
-class BlockPointers(Mistake):
-    title = "boundary_check and padding_option belong to block pointers, which are not supported"
-    help = "use a mask"
-
-
 class CastRefused(Mistake):
     source: str
     target: str

@@ -9,6 +9,7 @@ from typing import Any
 
 from minitriton.frontend import arithmetic, indexing
 from minitriton.frontend.assignments import assign
+from minitriton.frontend.block_values import Window
 from minitriton.frontend.branches import dynamic_ternary, require_condition
 from minitriton.frontend.errors import (
     ConstexprFailed,
@@ -17,6 +18,7 @@ from minitriton.frontend.errors import (
     UnsupportedSyntax,
     kind_of,
 )
+from minitriton.frontend.errors_block import WindowIndex
 from minitriton.frontend.errors_semantic import OperandTypes, UnaryType
 from minitriton.frontend.frame import Frame
 from minitriton.frontend.methods import attribute_of
@@ -47,6 +49,7 @@ _COMPARE: dict[type, tuple[str, Callable[[Any, Any], Any]]] = {
     ast.GtE: (">=", operator.ge),
 }
 _REMEDIES = {
+    "window": "give the indices to its load and store, or move a block pointer with tl.advance",
     "@": "use tl.dot(a, b)",
     "**": "write x * x, or tl.exp2(y * tl.log2(x)), or libdevice.pow",
 }
@@ -63,6 +66,8 @@ def fold(what: str, fn: Callable[..., Any], *args: Any) -> Any:
 def binary(frame: Frame, kind: type, left: Any, right: Any) -> Any:
     """`left <kind> right` for an operator class of `ast`."""
     symbol, fn = _BINARY[kind]
+    if isinstance(left, Window) or isinstance(right, Window):
+        raise OperandTypes(symbol, kind_of(left), kind_of(right), _REMEDIES["window"])
     if not isinstance(left, Tensor) and not isinstance(right, Tensor):
         return fold(f"'{symbol}'", fn, left, right)
     rule = arithmetic.RULES.get(symbol)
@@ -201,6 +206,8 @@ def _subscript(frame: Frame, node: ast.Subscript) -> Any:
     value = frame.eval(node.value)
     index = frame.eval(node.slice)
     frame.mark(node)
+    if isinstance(value, Window):
+        raise WindowIndex(kind_of(value))
     if isinstance(value, Tensor):
         return indexing.index_tile(frame.e, value, index)
     if holds_tensor(index):

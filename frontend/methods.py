@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,15 +12,18 @@ from typing import TYPE_CHECKING, Any
 from minitriton.frontend import (
     lang_atomic,
     lang_create,
+    lang_descriptor,
     lang_math,
     lang_memory,
     lang_reduce,
     lang_shape,
 )
+from minitriton.frontend.block_values import BlockPointer, TensorDescriptor, Window
 from minitriton.frontend.casting import to_tensor
 from minitriton.frontend.errors import UnknownAttribute, kind_of
 from minitriton.frontend.promotion import literal_type
 from minitriton.frontend.values import Tensor, is_number, unwrap
+from minitriton.ir import dtypes
 
 if TYPE_CHECKING:
     from minitriton.frontend.emitter import Emitter
@@ -71,6 +75,32 @@ METHODS: dict[str, Callable[..., Any]] = {
     for name in names.split()
 }
 
+_OF_WINDOWS: dict[str, Callable[[Any], Any]] = {
+    name: operator.attrgetter(name)
+    for name in ("base", "shape", "strides", "block_shape", "block_type")
+}
+_UPDATES = "gather scatter atomic_add atomic_min atomic_max atomic_and atomic_or atomic_xor"
+# attributes and methods of descriptors and block pointers
+WINDOWS: dict[type, tuple[dict[str, Callable[[Any], Any]], dict[str, Callable[..., Any]]]] = {
+    TensorDescriptor: (
+        {**_OF_WINDOWS, "dtype": lambda x: x.element, "type": lambda x: x.block_type},
+        {
+            "load": lang_descriptor.load_tensor_descriptor,
+            "store": lang_descriptor.store_tensor_descriptor,
+            **{name: getattr(lang_descriptor, name) for name in _UPDATES.split()},
+        },
+    ),
+    BlockPointer: (
+        {
+            **_OF_WINDOWS,
+            "offsets": lambda x: x.offsets,
+            "dtype": lambda x: x.base.dtype,
+            "type": lambda x: dtypes.pointer_type(x.block_type, x.base.dtype.const),
+        },
+        {"advance": lang_descriptor.advance, "store": lang_memory.store},
+    ),
+}
+
 
 def attribute_of(e: Emitter, owner: Any, name: str) -> Any:
     """Value of `owner.name` in a kernel."""
@@ -80,6 +110,13 @@ def attribute_of(e: Emitter, owner: Any, name: str) -> Any:
         if name in METHODS:
             return BoundMethod(METHODS[name], owner)
         raise UnknownAttribute(kind_of(owner), name, (*PROPERTIES, *METHODS))
+    if isinstance(owner, Window):
+        properties, methods = WINDOWS[type(owner)]
+        if name in properties:
+            return properties[name](owner)
+        if name in methods:
+            return BoundMethod(methods[name], owner)
+        raise UnknownAttribute(kind_of(owner), name, (*properties, *methods))
     if is_number(owner):
         if name == "value":
             return owner

@@ -14,7 +14,7 @@ from minitriton.frontend.lang_debug import print_
 from minitriton.frontend.lang_math import abs as abs_
 from minitriton.frontend.lang_math import maximum, minimum
 from minitriton.frontend.source import MISSING
-from minitriton.frontend.values import Tensor, constexpr
+from minitriton.frontend.values import Compound, Tensor, constexpr
 from minitriton.ir import dtypes
 
 
@@ -91,7 +91,7 @@ def isinstance_(value: Any, kind: Any) -> bool:
     """As in Python; every compile-time value is an instance of tl.constexpr."""
     kinds = kind if isinstance(kind, tuple) else (kind,)
     kinds = tuple(_PYTHON_TYPES.get(k, k) for k in kinds)
-    if constexpr in kinds and not isinstance(value, Tensor):
+    if constexpr in kinds and not isinstance(value, Tensor | Compound):
         return True
     return bool(_constant_check(value, kinds))
 

@@ -11,7 +11,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Kind = Literal["constexpr", "pointer", "scalar", "tuple"]
+Kind = Literal["constexpr", "pointer", "scalar", "tuple", "descriptor"]
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """What is known of an array that is passed as a tensor descriptor.
+
+    `parts` are its base, its shape and its strides without the last; `aligned`: the last size is a
+    multiple of 16 bytes.
+    """
+
+    block_shape: tuple[int, ...]
+    padding: str
+    parts: tuple[ParamSpec, ...]
+    aligned: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +34,8 @@ class ParamSpec:
 
     `constexpr`: `value` is the Python value. `pointer`: `dtype` names the element. `scalar`:
     `dtype` names the type. `tuple`: `value` holds the elements' ParamSpecs, and `dtype` the name of
-    the namedtuple class, or "". `divisible`: address or integer is a multiple of 16.
+    the namedtuple class, or "". `descriptor`: `value` is a Blocks. `divisible`: address or integer
+    is a multiple of 16.
     """
 
     name: str
@@ -29,6 +44,7 @@ class ParamSpec:
     value: Any = None
     divisible: bool = False
     const: bool = False
+    multiple: int = 1  # of a descriptor's part: what it is a multiple of, as the whole implies
 
     def key_text(self) -> str:
         """Canonical text, e.g. `x:*fp32:16`, `n:int32`, `BLOCK=int 1024`."""
@@ -42,12 +58,18 @@ class ParamSpec:
                 return f"{self.name}:{self.dtype}{tail}"
             case "tuple":
                 return f"{self.name}:{self.dtype}({', '.join(p.key_text() for p in self.value)})"
+            case "descriptor":
+                blocks, tail = self.value, ":16" if self.value.aligned else ""
+                shape = list(blocks.block_shape)
+                return f"{self.name}:descriptor({self.dtype}{shape}{tail}, {blocks.padding})"
 
     def runtime_leaves(self) -> Iterator[ParamSpec]:
         """The parts that become parameters of the compiled function, in order."""
         if self.kind == "tuple":
             for element in self.value:
                 yield from element.runtime_leaves()
+        elif self.kind == "descriptor":
+            yield from self.value.parts
         elif self.kind != "constexpr":
             yield self
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import enum
 import operator
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Self
 
 from minitriton.ir import dtypes
 
@@ -43,6 +43,31 @@ class Tensor:
 
     def __repr__(self) -> str:
         return f"Tensor({self.type})"
+
+
+class Compound:
+    """A value made of others. Branches and loops join two of them part by part.
+
+    `parts` may hold tuples; the first `steady` of them seldom change in a loop. `fixed` is what two
+    values must share to become one.
+    """
+
+    __slots__ = ()
+    steady = 0
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """The values it is made of: run-time values, constants and tuples of them."""
+        raise AssertionError("a subclass says so")
+
+    @property
+    def fixed(self) -> Any:
+        """Its compile-time facts."""
+        raise AssertionError("a subclass says so")
+
+    def with_parts(self, parts: Sequence[Any]) -> Self:
+        """The same made of other parts."""
+        raise AssertionError("a subclass says so")
 
 
 class constexpr:
@@ -150,9 +175,11 @@ def rebuild(like: tuple[Any, ...], items: list[Any]) -> tuple[Any, ...]:
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Run-time values inside a possibly nested tuple."""
+    """Run-time values inside a possibly nested tuple or compound value."""
     if isinstance(value, Tensor):
         yield value
+    elif isinstance(value, Compound):
+        yield from tensors_in(value.parts)
     elif isinstance(value, tuple | list):
         for item in value:
             yield from tensors_in(item)

@@ -7,6 +7,7 @@ ignored, async copies land at once, barriers do nothing, so races are for the PT
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -16,6 +17,7 @@ from minitriton.ir import interpret_ops as meaning
 from minitriton.ir.diagnostics import InternalError
 from minitriton.ir.dialect import PtrType
 from minitriton.ir.mlir import ir
+from minitriton.ir.tensor_map_specs import read_specs
 
 
 class Memory(Protocol):
@@ -40,8 +42,9 @@ def interpret(
         _argument(a, meaning.numpy_type(formal.type))
         for a, formal in zip(arguments, block.arguments, strict=True)
     ]
+    specs = read_specs(module.operation)
     for z, y, x in itertools.product(*(range(n) for n in reversed(grid))):
-        Program((x, y, z), grid, memory).run_block(block, values)
+        Program((x, y, z), grid, memory, values, specs).run_block(block, values)
 
 
 def _argument(value: Any, dtype: type) -> np.ndarray:
@@ -53,8 +56,12 @@ def _argument(value: Any, dtype: type) -> np.ndarray:
 class Program:
     """One program instance: its values by SSA name, its place in the grid."""
 
-    def __init__(self, ids: Sequence[int], grid: Sequence[int], memory: Memory) -> None:
+    def __init__(
+        self, ids: Sequence[int], grid: Sequence[int], memory: Memory,
+        arguments: Sequence[Any] = (), tensor_maps: Sequence[dict[str, Any]] = (),
+    ) -> None:  # fmt: skip
         self.ids, self.grid, self.memory = ids, grid, memory
+        self.arguments, self.tensor_maps = arguments, tensor_maps
         self.values: dict[ir.Value, Any] = {}
 
     def run_block(self, block: ir.Block, arguments: Sequence[Any]) -> list[Any]:
@@ -224,6 +231,41 @@ def _async_copy(program: Program, op: ir.Operation, operands: list[Any]) -> Sequ
     return []
 
 
+def _tma_copy(program: Program, op: ir.Operation, operands: list[Any]) -> Sequence[Any]:
+    buffer, _, runs, *coordinates = operands
+    if not bool(runs):
+        return []
+    spec = program.tensor_maps[_integer(op, "map")]
+
+    def value(terms: Sequence[Any]) -> int:
+        return sum(
+            math.prod((c, *(int(program.arguments[n]) for n in numbers))) for c, numbers in terms
+        )
+
+    strides = [1, *map(value, spec["strides"])]
+    places = list(ir.DenseI32ArrayAttr(op.attributes["dims"]))
+    offset = np.full(buffer.shape, value(spec["offset"]), np.int64)
+    inside = np.ones(buffer.shape, bool)
+    for place, (start, stride, size) in enumerate(
+        zip(coordinates, strides, spec["sizes"], strict=True)
+    ):
+        index = np.asarray(int(start), np.int64)
+        if place in places:
+            dim = places.index(place)
+            shape = [-1 if d == dim else 1 for d in range(buffer.ndim)]
+            index = index + np.arange(buffer.shape[dim]).reshape(shape)
+        offset = offset + index * stride
+        inside &= (index >= 0) & (size is None or index < value(size or []))
+    element = meaning.scalar_type(op.operands[0].type)
+    tile = np.zeros(buffer.shape, meaning.numpy_type(element))
+    if inside.any():
+        addresses = int(program.arguments[spec["base"]]) + offset * spec["element_bytes"]
+        raw = program.memory.read(addresses[inside], spec["element_bytes"])
+        tile[inside] = meaning.from_bits(raw, element)
+    buffer[...] = tile
+    return []
+
+
 def _local_alloc(program: Program, op: ir.Operation, operands: list[Any]) -> Sequence[Any]:
     type_ = op.results[0].type
     dtype = meaning.numpy_type(meaning.scalar_type(type_))
@@ -308,6 +350,8 @@ RULES: dict[str, Rule] = {
         v[0].astype(np.float64) * v[1] + v[2], meaning.scalar_type(op.results[0].type))],
     "mt.assume": _nothing, "mt.barrier": _nothing, "mt.print": _nothing, "mt.assert": _nothing,
     "mt.async_commit": _nothing, "mt.async_wait": _nothing, "mt.local_dealloc": _nothing,
+    "mt.tma_copy": _tma_copy, "mt.mbarrier_init": _nothing, "mt.mbarrier_inval": _nothing,
+    "mt.mbarrier_expect": _nothing, "mt.mbarrier_wait": _nothing,
     "mt.proxy_fence": _nothing, "mt.warpgroup_wait": _nothing,
 }  # fmt: skip
 TERMINATORS = frozenset({"scf.yield", "scf.condition", "mt.yield", "func.return"})

@@ -147,6 +147,49 @@ class AsyncWaitOp(MT.Operation, name="async_wait"):
     pending: ir.IntegerAttr
 
 
+class TmaCopyOp(MT.Operation, name="tma_copy"):
+    """TMA: boxes of tensor map number `map` that make up the buffer's tile, by one thread.
+
+    `coordinates` (i32, the map's inner dimension first) are those of the tile's first element;
+    `dims` names the map's dimension of each of the tile's. Elements outside the tensor are zero.
+    The bytes are counted by `barrier`. Nothing happens where `runs` (i1) is false.
+    """
+
+    buffer: Operand[Any]
+    barrier: Operand[Any]
+    runs: Operand[Any]
+    coordinates: Sequence[Operand[Any]]
+    map: ir.IntegerAttr = ext.attribute(kw_only=True)
+    dims: Any = ext.attribute(kw_only=True)
+
+
+class MbarrierInitOp(MT.Operation, name="mbarrier_init"):
+    """Makes the slots of an i64 buffer barriers of one arrival each (thread 0; no CTA barrier)."""
+
+    barriers: Operand[Any]
+
+
+class MbarrierInvalOp(MT.Operation, name="mbarrier_inval"):
+    """Ends the life of all barriers of a buffer (thread 0; no CTA barrier)."""
+
+    barriers: Operand[Any]
+
+
+class MbarrierExpectOp(MT.Operation, name="mbarrier_expect"):
+    """Thread 0 arrives and adds `bytes` to what the phase waits for; not where `runs` is false."""
+
+    barrier: Operand[Any]
+    runs: Operand[Any]
+    bytes: ir.IntegerAttr
+
+
+class MbarrierWaitOp(MT.Operation, name="mbarrier_wait"):
+    """Waits until the phase of parity `parity` (i32) of a barrier is complete."""
+
+    barrier: Operand[Any]
+    parity: Operand[Any]
+
+
 class ProxyFenceOp(MT.Operation, name="proxy_fence"):
     """What this thread wrote to shared memory is visible to wgmma after the next barrier."""
 
@@ -161,5 +204,6 @@ PURE = (MemIndexOp, MemTransOp)
 OPS = (
     LoadOp, StoreOp, AtomicRmwOp, AtomicCasOp, LocalAllocOp, LocalDeallocOp, LocalStoreOp,
     LocalLoadOp, *PURE, AsyncCopyOp, AsyncCommitOp, AsyncWaitOp,
+    TmaCopyOp, MbarrierInitOp, MbarrierInvalOp, MbarrierExpectOp, MbarrierWaitOp,
     ProxyFenceOp, WarpgroupWaitOp,
 )  # fmt: skip

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from minitriton.runtime.arguments import TensorWrapper, reinterpret
     from minitriton.runtime.driver import CudaError, DeviceLostError, OutOfResources
     from minitriton.sizes import cdiv, next_power_of_2
+    from minitriton.workspace import set_allocator
 
 __version__ = "0.1.0"
 
@@ -45,8 +46,9 @@ _HOMES = {
     "constexpr_function": "minitriton.frontend.source",
     "next_power_of_2": "minitriton.sizes",
     "reinterpret": "minitriton.runtime.arguments",
+    "set_allocator": "minitriton.workspace",
 }
-_MODULES = ("kernels", "language", "testing")
+_MODULES = ("kernels", "language", "testing", "tools")
 
 __all__ = [
     "CompileError",
@@ -66,6 +68,7 @@ __all__ = [
     "jit",
     "next_power_of_2",
     "reinterpret",
+    "set_allocator",
 ]
 
 

@@ -17,6 +17,7 @@ from minitriton.ir.diagnostics import CompileError, MiniTritonError
 from minitriton.runtime.arguments import HOST, classify
 from minitriton.runtime.assembler import AssemblerError
 from minitriton.runtime.driver import OutOfResources
+from minitriton.tools.tensor_descriptor import TensorDescriptor
 
 
 class TuningError(MiniTritonError):
@@ -144,6 +145,8 @@ class Autotuner(_Wrapper):
         key = self._key(named)
         if warmup:
             config = self.cache.get(key, self.configs[0])
+            if config.pre_hook is not None:
+                config.pre_hook({**named, **config.all_kwargs()})
             return self.fn.run(*args, grid=grid, warmup=True, **{**kwargs, **config.all_kwargs()})
         if key not in self.cache:
             candidates = self._pruned(named, kwargs)
@@ -156,12 +159,14 @@ class Autotuner(_Wrapper):
 
     def _key(self, named: Mapping[str, Any]) -> Any:
         values = tuple(named.get(name) for name in self.keys)
-        dtypes = tuple(str(v.dtype) for v in named.values() if hasattr(v, "dtype"))
+        arrays = (_array(v) for v in named.values())
+        dtypes = tuple(str(a.dtype) for a in arrays if hasattr(a, "dtype"))
         return values, dtypes, self._on_cpu(named)
 
     def _on_cpu(self, named: Mapping[str, Any]) -> bool:
         """Whether this launch runs in the emulator."""
-        arrays = [(n, v) for n, v in named.items() if hasattr(v, "dtype") and hasattr(v, "shape")]
+        every = ((n, _array(v)) for n, v in named.items())
+        arrays = [(n, a) for n, a in every if hasattr(a, "dtype") and hasattr(a, "shape")]
         return all(classify(name, value).device == HOST for name, value in arrays)
 
     def _pruned(self, named: dict[str, Any], kwargs: Mapping[str, Any]) -> list[Config]:
@@ -195,6 +200,8 @@ class Autotuner(_Wrapper):
         for config in candidates:
             try:
                 given = {**kwargs, **config.all_kwargs()}
+                if config.pre_hook is not None:  # it may set the blocks of descriptors
+                    config.pre_hook({**named, **config.all_kwargs()})
                 compiled = self.fn.run(*args, grid=grid, warmup=True, **given)
                 if on_cpu:
                     compiled.check_resources()
@@ -246,6 +253,11 @@ class Autotuner(_Wrapper):
             if self.post_hook is not None:
                 self.post_hook({**named, **given}, exception=error)
         return list(measured) if isinstance(measured, Sequence) else [float(measured)]
+
+
+def _array(value: Any) -> Any:
+    """The array of a tensor descriptor, anything else as it is."""
+    return value.base if isinstance(value, TensorDescriptor) else value
 
 
 def _copy(array: Any) -> Any:

@@ -147,7 +147,8 @@ def _mt_for(_mt_grid):
     return {function}
 """
 # Keys: a tensor's dtype (in a tuple if misaligned); 1 for the number one, 2 to 4 for other ints by
-# width, 10 more if divisible by 16; the types float and bool; None; for tuples see _LEAVES.
+# width, 10 more if divisible by 16; the types float and bool; None; for tuples and descriptors see
+# _LEAVES.
 _RUNTIME = """
             _mt_t = _mt_type({name})
             if _mt_t is _mt_Tensor or _mt_t is _mt_Parameter:
@@ -178,10 +179,15 @@ _RUNTIME = """
                     return {unusual}
                 _mt_k{i}, _mt_v{i}, _mt_dev = _mt_found"""
 # Of a tuple: the key, its class before its items' keys; the values in a list; the device, if one
-# is known by now. None for what is unusual.
+# is known by now. None for what is unusual. Of a tensor descriptor: what `quick` says.
 _LEAVES = """
 def {function}(_mt_items, _mt_dev):
     _mt_class = _mt_type(_mt_items)
+    if _mt_class is _mt_TensorDescriptor:
+        try:
+            return _mt_quick(_mt_items, _mt_dev, (_mt_Tensor, _mt_Parameter))
+        except (_mt_TypeError, _mt_RuntimeError):  # wrong fields, a tensor without an address
+            return None
     if _mt_class is not _mt_tuple:
         _mt_key = _mt_constant_key(_mt_items)
         if _mt_key is not None:

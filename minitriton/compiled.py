@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -47,6 +50,7 @@ class CompiledKernel:
         self._restage: Callable[[], dict[str, str]] = dict
         self._texts: dict[str, str] | None = None
         self._emulator: Any = None
+        self._without_tma: CompiledKernel | None = None
         self.report: Any = None  # counters of the last launch in the emulator
         self.asm: Mapping[str, Any] = Stagewise(self)
         self.functions: dict[int, Function] = {}  # as loaded on each GPU
@@ -102,6 +106,23 @@ class CompiledKernel:
     def parameter_dtypes(self) -> list[str]:
         """Types of the compiled function's parameters: scalar names, or POINTER."""
         return [POINTER if p.kind == "pointer" else p.dtype for p in self.spec.runtime_params()]
+
+    @functools.cached_property
+    def tensor_maps(self) -> list[dict[str, Any]]:
+        """Descriptions of the tensor maps that are passed after the parameters."""
+        return list(json.loads(self.metadata.get("tensor_maps", "[]")))
+
+    def without_tma(self) -> CompiledKernel:
+        """The same kernel copying without TMA, for launches that no tensor map can describe."""
+        from minitriton.compiler import compile_kernel
+
+        with self._lock:
+            if self._without_tma is None:
+                settings = dataclasses.replace(self._settings, tma=False)
+                self._without_tma = compile_kernel(
+                    self.source, self.spec, self.target, settings=settings
+                )
+            return self._without_tma
 
     def check_resources(self) -> None:
         """OutOfResources if the target cannot run this kernel, whatever its grid."""

@@ -48,9 +48,10 @@ class Stages:
     cacheable: bool = False  # given in place of the standard ones: may results be kept on disk?
 
 
-def standard_stages(*, check: bool = False, wgmma: bool = True) -> Stages:
-    """MiniTriton's own stages; this is what imports MLIR. `check` verifies after each pass, `wgmma`
-    allows that instruction."""
+def standard_stages(settings: options.Options | None = None, *, check: bool = False) -> Stages:
+    """MiniTriton's own stages; this is what imports MLIR. `settings` says which instructions they
+    may use (default: all); `check` verifies after each pass."""
+    settings = options.Options() if settings is None else settings
     from minitriton.codegen.lower import CodegenOptions, lower_to_gpu
     from minitriton.codegen.ptx import emit_ptx
     from minitriton.frontend.build import build_module
@@ -65,9 +66,10 @@ def standard_stages(*, check: bool = False, wgmma: bool = True) -> Stages:
     def run(module: Any, passes: Sequence[Any], done: Observer) -> None:
         run_pipeline(module, passes, lambda index, name, after, seconds: done(name, after))
 
+    chosen = PassOptions(check=check, wgmma=settings.wgmma, tma=settings.tma)
     return Stages(
         build=build_module,
-        passes=lambda target, spec: tile_pipeline(target, PassOptions(check=check, wgmma=wgmma)),
+        passes=lambda target, spec: tile_pipeline(target, chosen),
         run=run,
         lower=lower,
         emit=lambda lowered, target, spec: emit_ptx(lowered),
@@ -149,6 +151,7 @@ def key_text(
             f"assembler {_assembler_version(settings.ptxas)}",
             f"target {target.arch}",
             f"wgmma {settings.wgmma}",
+            f"tma {settings.tma}",
             f"kernel {source.name}",
             spec.key_text(),
             source.dependency_key(),
@@ -223,15 +226,13 @@ def compile_kernel(
     if compiled is None:
         dump = Dump.open(settings.dump, source.name, cache.digest(key)) if settings.dump else None
         observers: list[Observer] = [dump.stage] if dump else []
-        chosen = stages or standard_stages(check=settings.check_passes, wgmma=settings.wgmma)
+        chosen = stages or standard_stages(settings, check=settings.check_passes)
         ptx, metadata = lower_kernel(source, spec, target, chosen, observers)
         compiled = CompiledKernel(source, spec, target, ptx, metadata, None)
     compiled.attach(
         settings=settings,
         publish=lambda done: store.put(key, done.entry()),
-        restage=lambda: stage_texts(
-            source, spec, target, stages or standard_stages(wgmma=settings.wgmma)
-        ),
+        restage=lambda: stage_texts(source, spec, target, stages or standard_stages(settings)),
     )
     if cubin:
         compiled.assemble()

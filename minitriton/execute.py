@@ -13,7 +13,8 @@ from minitriton.compiled import CompiledKernel
 from minitriton.ir.target import Target
 from minitriton.runtime import driver, module
 from minitriton.runtime.arguments import HOST, Argument, ArgumentError
-from minitriton.runtime.launch import Place, make_launcher, normalize_grid, to_bytes
+from minitriton.runtime.launch import Maps, Place, make_launcher, normalize_grid, to_bytes
+from minitriton.runtime.tensor_maps import packed
 from minitriton.specialize import Parameter, specialize
 
 _loading = threading.Lock()
@@ -67,7 +68,12 @@ def launcher(
             )
             compiled.functions[device] = function
     dtypes = compiled.parameter_dtypes()
-    return make_launcher(function, shape, dtypes, places, count, sync=sync)
+
+    def without() -> Callable[..., None]:
+        return launcher(compiled.without_tma(), device, places, count, sync=sync)
+
+    maps = Maps(compiled.tensor_maps, without)
+    return make_launcher(function, shape, dtypes, places, count, sync=sync, maps=maps)
 
 
 def run(
@@ -115,6 +121,12 @@ def _emulate(
     settings: options.Options,
 ) -> None:
     compiled.check_resources()
+    maps = packed(compiled.tensor_maps, [argument.value for _, argument in leaves])
+    if maps is None:
+        plain = compiled.without_tma()
+        _emulate(plain, grid, leaves, settings)
+        compiled.report = plain.report
+        return
     if settings.check_passes:
         _check_passes(compiled, grid, leaves)
     dtypes = compiled.parameter_dtypes()
@@ -136,7 +148,7 @@ def _emulate(
         compiled.name,
         grid=grid,
         block=(compiled.shape.threads, 1, 1),
-        params=params,
+        params=[*params, *maps],
         allocations=host_allocations(leaves),
         shared_bytes=compiled.shared,
         **policies,

@@ -25,6 +25,7 @@ from minitriton.runtime import driver
 from minitriton.runtime.arguments import HOST, ArgumentError
 from minitriton.runtime.launch import normalize_grid
 from minitriton.specialize import Call, Parameter, check_options, places, specialize
+from minitriton.tools.tensor_descriptor import TensorDescriptor, quick
 
 
 class KernelCallError(MiniTritonError, RuntimeError):
@@ -183,6 +184,7 @@ class Kernel:
             "_mt_isinstance": isinstance, "_mt_constant_key": binding.constant_key,
             "_mt_KeyError": KeyError, "_mt_TypeError": TypeError, "_mt_struct_error": struct.error,
             "_mt_RuntimeError": RuntimeError,
+            "_mt_TensorDescriptor": TensorDescriptor, "_mt_quick": quick,
             "_mt_OverflowError": OverflowError, "_mt_again": self._again,
             "_mt_general": self._general, "_mt_first": self._first,
             "_mt_constexpr_key": binding.constexpr_key, "_mt_freeze": binding.freeze,

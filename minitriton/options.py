@@ -32,6 +32,7 @@ class Options:
     mlir: str = ""  # MLIR: another provider of MLIR's bindings (read by ir.mlir at import)
     sync: bool = False  # SYNC=1: wait after each launch, so that an error names its kernel
     wgmma: bool = True  # WGMMA=0: dots of sm_90a on mma.sync only, to compare the two
+    tma: bool = True  # TMA=0: copies of sm_90a by cp.async only, to compare the two
     check_passes: bool = False  # CHECK_PASSES=1: run the program after every pass and compare
 
 

@@ -22,6 +22,7 @@ from minitriton.runtime.arguments import (
     dtype_name,
     refuse,
 )
+from minitriton.tools.tensor_descriptor import TensorDescriptor, understand
 
 ALIGNMENT = 16
 _CODES = {"fp16": "e", "bf16": "f", "fp32": "f", "fp64": "d"}
@@ -92,6 +93,8 @@ def _parameter(
         except TypeError as error:
             raise ArgumentError(f"argument '{name}': {error}") from None
         return ParamSpec(name, "constexpr", value=value), []
+    if isinstance(value, TensorDescriptor):
+        return understand(name, value)
     if isinstance(value, tuple):
         names = getattr(value, "_fields", range(len(value)))
         parts = [
@@ -196,11 +199,15 @@ def _annotated(parameter: Parameter, name: str, argument: Argument) -> ParamSpec
 
 
 def places(spec: ParamSpec) -> Iterator[tuple[int, ...]]:
-    """Where `spec.runtime_leaves()` stand in the value: an index for each level of tuples."""
+    """Where `spec.runtime_leaves()` stand in the value: an index for each level of tuples, and
+    for a descriptor in the list that `quick` makes of it."""
     if spec.kind == "tuple":
         for index, element in enumerate(spec.value):
             for place in places(element):
                 yield index, *place
+    elif spec.kind == "descriptor":
+        for index in range(len(spec.value.parts)):
+            yield (index,)
     elif spec.kind != "constexpr":
         yield ()
 

@@ -33,13 +33,15 @@ class AheadOfTime:
         self.runs: Value | None = None  # whether the iteration that clones are made for exists
 
     def qualifies(self, values: Iterable[Value]) -> bool:
-        """Whether all of `values` can be computed ahead; if so their iter args are recorded."""
+        """Whether all of `values` can be computed ahead."""
+        return all(self._check(value, [], self.loads) for value in values)
+
+    def carry(self, values: Iterable[Value]) -> None:
+        """Records the iter args that `values`, which qualify, need."""
         needed: list[int] = []
         for value in values:
-            if not self._check(value, needed, self.loads):
-                return False
+            self._check(value, needed, self.loads)
         self.carried += [index for index in needed if index not in self.carried]
-        return True
 
     def _check(self, value: Value, needed: list[int], loads: bool) -> bool:
         if block_of(value) != self.body or value == self.induction:

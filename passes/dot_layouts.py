@@ -11,7 +11,7 @@ from minitriton.ir.linear_layout import LinearLayout
 from minitriton.ir.mlir import ir
 from minitriton.ir.types import bit_width
 from minitriton.passes.op_classes import is_elementwise
-from minitriton.passes.traversal import int_attribute
+from minitriton.passes.traversal import blocks_of, int_attribute, terminator_of
 from minitriton.passes.warpgroup_dots import suits_warpgroups
 
 MMA_M, MMA_N = 16, 8
@@ -97,6 +97,8 @@ def _reaches_row_consumer(op: ir.Operation) -> bool:
             elif name == "mt.reduce":
                 if int_attribute(user, "axis") == len(value.type.shape) - 1:
                     return True
+            elif name == "scf.yield" and user.parent.operation.name == "scf.if":
+                pending.append(user.parent.operation.results[use.operand_number])
             elif is_elementwise(name) and user not in seen:
                 seen.add(user)
                 pending.append(user.results[0])
@@ -125,6 +127,9 @@ def _left_comes_from_dot(op: ir.Operation) -> bool:
         maker = value.owner.operation
         if maker.name == "mt.dot":
             return True
+        if maker.name == "scf.if":
+            index = list(maker.results).index(value)
+            pending += [terminator_of(block).operands[index] for block in blocks_of(maker)]
         if is_elementwise(maker.name):
             pending += [v for v in maker.operands if isinstance(v.type, ir.RankedTensorType)]
     return False

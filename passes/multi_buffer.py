@@ -14,6 +14,7 @@ from minitriton.ir.dialect import MemType
 from minitriton.ir.encoding import encode
 from minitriton.ir.linear_layout import LinearLayout
 from minitriton.ir.mlir import ir
+from minitriton.passes.affine import AffineAnalysis
 from minitriton.passes.ahead_of_time import AheadOfTime
 from minitriton.passes.products_in_flight import (
     Flights,
@@ -21,6 +22,8 @@ from minitriton.passes.products_in_flight import (
     meet_again,
     take_results,
 )
+from minitriton.passes.tensor_maps import MapPlan
+from minitriton.passes.tma_copies import TmaCopies
 from minitriton.passes.traversal import (
     Value,
     attributes_of,
@@ -37,20 +40,24 @@ EQ = 0
 class Staged:
     """A load to be multi-buffered, the shared layout of its slots, bytes of one.
 
-    alignment: that of the buffer where wgmma is to read it, else 1.
+    alignment: that of the buffer where wgmma is to read it, else 1. map: of the tensor, if TMA is
+    to copy it; order: the load's dimensions, fastest first.
     """
 
     load: ir.Operation
     slot: LinearLayout
     bytes: int
     alignment: int = 1
+    map: MapPlan | None = None
+    order: tuple[int, ...] = ()
 
 
 class _Buffer:
     """The multi-buffer of one load; a load that is the same in every iteration has one slot."""
 
     def __init__(self, staged: Staged, stages: int, fixed: bool, builder: Builder) -> None:
-        self.load = staged.load
+        self.load, self.bytes = staged.load, staged.bytes
+        self.map, self.order = staged.map, staged.order
         self.slot = slot = staged.slot
         self.fixed = fixed
         element = self.load.results[0].type.element_type
@@ -72,28 +79,82 @@ def _mem_type(shape: list[int], element: ir.Type, slot: LinearLayout) -> ir.Type
     return MemType.get(ir.TypeAttr.get(tensor))
 
 
+class _Copies:
+    """Everything that fills the buffers of one loop."""
+
+    def __init__(
+        self, buffers: Sequence[_Buffer], ahead: AheadOfTime, upper: Value, tma: TmaCopies | None
+    ) -> None:
+        self.buffers, self.tma = buffers, tma
+        self._ahead, self._upper = ahead, upper
+        self.by_threads = [buffer for buffer in buffers if buffer.map is None]
+
+    def issue(
+        self, known: dict[Value, Value], slot: Value, builder: Builder, *, first: bool
+    ) -> None:
+        """Copies of one iteration into slot `slot`; nothing past the loop's end. `first`: with the
+        tiles that are the same in every iteration."""
+        ahead, i1 = self._ahead, ir.IntegerType.get_signless(1)
+        predicate = {"predicate": ir.IntegerAttr.get(ir.IntegerType.get_signless(64), SLT)}
+        runs = builder.op("arith.cmpi", i1, [known[ahead.induction], self._upper], predicate)
+        ahead.runs = runs
+        if self.tma is not None:
+            self.tma.issue(
+                slot, runs, lambda value: ahead.clone(value, known, builder), builder, first=first
+            )
+        if self.by_threads:
+            filled = [buffer for buffer in self.by_threads if first or not buffer.fixed]
+            _copy_by_threads(filled, ahead, known, slot, builder)
+
+    def wait(self, slot: Value, parity: Value | None, stages: int, builder: Builder) -> None:
+        """Until what slot number `slot` is to hold is there."""
+        if self.by_threads:
+            builder.create("mt.async_wait", [], [], {"pending": i32_attr(stages - 2)})
+            if any("mt.alignment" in b.value.owner.attributes for b in self.by_threads):
+                builder.create("mt.proxy_fence", [])
+        if self.tma is not None and parity is not None:
+            self.tma.wait(slot, parity, builder)
+        builder.create("mt.barrier", [])
+
+    def end(self, builder: Builder) -> None:
+        """After the loop."""
+        if self.by_threads:
+            builder.create("mt.async_wait", [], [], {"pending": i32_attr(0)})
+        for buffer in self.buffers:
+            builder.create("mt.local_dealloc", [], [buffer.value])
+        if self.tma is not None:
+            self.tma.end(builder)
+
+
 def rewrite_loop(
+    module: ir.Module,
     loop: ir.Operation,
     staged: Sequence[Staged],
     ahead: AheadOfTime,
+    analysis: AffineAnalysis,
     stages: int,
 ) -> ir.Operation:
-    """Replaces `loop`; `ahead` has checked the addresses and masks of the loads; stages >= 2."""
+    """Replaces `loop`; `ahead` has checked the addresses and masks of the loads (of TMA copies, the
+    scalars in their coordinates); stages >= 2."""
     builder = Builder(ir.InsertionPoint(loop), loop.location)
     i32 = ir.IntegerType.get_signless(32)
     buffers = [_Buffer(s, stages, is_fixed(s.load, ahead), builder) for s in staged]
+    with_tma = any(s.map is not None for s in staged)
+    tma = TmaCopies(module, buffers, analysis, stages, builder) if with_tma else None
     lower, upper, step, *inits = loop.operands
+    copies = _Copies(buffers, ahead, upper, tma)
     # prologue: iterations 0 .. stages-2
     state = {ahead.arguments[index]: inits[index] for index in ahead.carried}
     induction = lower
     for stage in range(stages - 1):
         known = {**state, ahead.induction: induction}
-        filled = [buffer for buffer in buffers if stage == 0 or not buffer.fixed]
-        _issue(filled, ahead, known, upper, builder.constant(i32, stage), builder)
+        copies.issue(known, builder.constant(i32, stage), builder, first=stage == 0)
         state, induction = _advance(ahead, known, step, builder)
     distance = builder.op("arith.muli", step.type, [step, builder.constant(step.type, stages - 1)])
     carried = [state[ahead.arguments[index]] for index in ahead.carried]
     slots = [builder.constant(i32, stages - 1), builder.constant(i32, 0)]
+    if with_tma:
+        slots.append(builder.constant(i32, 0))  # the parity to wait for
     new = builder.create(
         "scf.for",
         [v.type for v in (*inits, *carried, *slots)],
@@ -102,13 +163,11 @@ def rewrite_loop(
         1,
     )
     loop.regions[0].blocks[0].append_to(new.regions[0])
-    flights = _fill_body(new, buffers, ahead, upper, distance, stages)
+    flights = _fill_body(new, copies, ahead, distance, stages)
     for index, result in enumerate(loop.results):
         result.replace_all_uses_with(new.results[index])
     take_results(new, flights, builder)
-    builder.create("mt.async_wait", [], [], {"pending": i32_attr(0)})
-    for buffer in buffers:
-        builder.create("mt.local_dealloc", [], [buffer.value])
+    copies.end(builder)
     loop.erase()
     return new
 
@@ -119,65 +178,56 @@ def is_fixed(load: ir.Operation, ahead: AheadOfTime) -> bool:
 
 
 def _fill_body(
-    new: ir.Operation,
-    buffers: Sequence[_Buffer],
-    ahead: AheadOfTime,
-    upper: Value,
-    distance: Value,
-    stages: int,
+    new: ir.Operation, copies: _Copies, ahead: AheadOfTime, distance: Value, stages: int
 ) -> Flights:
     """Returns the products that are in flight from one iteration to the next."""
     body, location = new.regions[0].blocks[0], new.location
     extra = list(new.operands)[3 + len(ahead.arguments) :]
     arguments = [body.add_argument(value.type, location) for value in extra]
+    parity = arguments.pop() if copies.tma is not None else None
     *carried, fill, read = arguments
     builder = Builder(ir.InsertionPoint.at_block_begin(body), location)
-    builder.create("mt.async_wait", [], [], {"pending": i32_attr(stages - 2)})
-    if any("mt.alignment" in b.value.owner.attributes for b in buffers):
-        builder.create("mt.proxy_fence", [])
-    builder.create("mt.barrier", [])
+    copies.wait(read, parity, stages, builder)
     induction = builder.op("arith.addi", distance.type, [ahead.induction, distance])
     known = {ahead.arguments[index]: v for index, v in zip(ahead.carried, carried, strict=True)}
     known[ahead.induction] = induction
-    moving = [buffer for buffer in buffers if not buffer.fixed]
-    for buffer in buffers:
+    for buffer in copies.buffers:
         _read_from(buffer, read)
     flights = keep_in_flight(body, use_warpgroups(body))
     if flights.crossing:  # they may still read the slot to be filled
-        meet_again(flights, lambda at: _issue(moving, ahead, known, upper, fill, at))
+        meet_again(flights, lambda at: copies.issue(known, fill, at, first=False))
     else:
-        _issue(moving, ahead, known, upper, fill, builder)
+        copies.issue(known, fill, builder, first=False)
     end = terminator_of(body)
     tail = Builder(ir.InsertionPoint(end), location)
     updates = [ahead.clone(ahead.updates[index], known, tail) for index in ahead.carried]
     slots = [_next_slot(fill, stages, tail), _next_slot(read, stages, tail)]
+    if parity is not None:
+        slots.append(_next_parity(parity, read, stages, tail))
     tail.create("scf.yield", [], [*end.operands, *updates, *slots])
     end.erase()
-    for buffer in buffers:
+    for buffer in copies.buffers:
         buffer.load.erase()
     return flights
 
 
-def _issue(
+def _copy_by_threads(
     buffers: Sequence[_Buffer],
     ahead: AheadOfTime,
     known: dict[Value, Value],
-    upper: Value,
     slot: Value,
     builder: Builder,
 ) -> None:
-    """Copies of one iteration into slot `slot`, as one group; nothing past the loop's end."""
+    """cp.async of one iteration into slot `slot`, as one group."""
     i1 = ir.IntegerType.get_signless(1)
-    predicate = {"predicate": ir.IntegerAttr.get(ir.IntegerType.get_signless(64), SLT)}
-    runs = builder.op("arith.cmpi", i1, [known[ahead.induction], upper], predicate)
-    ahead.runs = runs
+    assert ahead.runs is not None, "copies are made for an iteration"
     for buffer in buffers:
         load = buffer.load
         with builder.at(builder.ip, load.location):
             pointer = ahead.clone(load.operands[0], known, builder)
             type_ = load.results[0].type
             mask_type = ir.RankedTensorType.get(list(type_.shape), i1, encoding=type_.encoding)
-            mask = builder.op("mt.splat", mask_type, [runs])
+            mask = builder.op("mt.splat", mask_type, [ahead.runs])
             if len(load.operands) > 1:
                 own = ahead.clone(load.operands[1], known, builder)
                 mask = builder.op("arith.andi", mask_type, [own, mask])
@@ -201,12 +251,20 @@ def _advance(
 
 
 def _next_slot(slot: Value, stages: int, builder: Builder) -> Value:
-    i1 = ir.IntegerType.get_signless(1)
-    one, count = builder.constant(slot.type, 1), builder.constant(slot.type, stages)
-    following = builder.op("arith.addi", slot.type, [slot, one])
-    predicate = {"predicate": ir.IntegerAttr.get(ir.IntegerType.get_signless(64), EQ)}
-    wraps = builder.op("arith.cmpi", i1, [following, count], predicate)
+    following = builder.op("arith.addi", slot.type, [slot, builder.constant(slot.type, 1)])
+    wraps = _is(following, stages, builder)
     return builder.op("arith.select", slot.type, [wraps, builder.constant(slot.type, 0), following])
+
+
+def _next_parity(parity: Value, slot: Value, stages: int, builder: Builder) -> Value:
+    other = builder.op("arith.xori", parity.type, [parity, builder.constant(parity.type, 1)])
+    return builder.op("arith.select", parity.type, [_is(slot, stages - 1, builder), other, parity])
+
+
+def _is(value: Value, number: int, builder: Builder) -> Value:
+    predicate = {"predicate": ir.IntegerAttr.get(ir.IntegerType.get_signless(64), EQ)}
+    operands = [value, builder.constant(value.type, number)]
+    return builder.op("arith.cmpi", ir.IntegerType.get_signless(1), operands, predicate)
 
 
 def _read_from(buffer: _Buffer, slot: Value) -> None:

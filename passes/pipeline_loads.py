@@ -1,9 +1,10 @@
-"""Multi-buffers the loads of a loop that feed dots, through cp.async.
+"""Multi-buffers the loads of a loop that feed dots, through cp.async or TMA.
 
     before: for { %a = load %p; dot(convert %a) }
     after:  buffer [stages]; copies of the first stages-1 iterations; for { wait; barrier; copy for
             iteration i+stages-1; dot(local_load slot) }; wait for all
 
+TMA copies what wgmma will read and a tensor map can describe (`tensor_maps`); threads the rest.
 A tile that is the same in every iteration is copied once, before the loop, and stays there. Beside
 wgmma a row of numbers comes as a copy, too: to hand it to other warps would take a barrier.
 Requires: layouts. Ensures: the same values; copies past the last iteration are masked off. A loop
@@ -13,6 +14,7 @@ computed ahead, are left alone; remarks say why.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from math import prod
 
 from minitriton.ir import layouts
@@ -24,13 +26,17 @@ from minitriton.ir.matrix_descriptor import ALIGNMENT
 from minitriton.ir.mlir import ir
 from minitriton.ir.target import Target
 from minitriton.ir.types import bit_width
+from minitriton.passes.affine import ONE, AffineAnalysis
 from minitriton.passes.ahead_of_time import AheadOfTime
 from minitriton.passes.dead_arguments import pass_through_dead_arguments
 from minitriton.passes.multi_buffer import Staged, is_fixed, rewrite_loop
 from minitriton.passes.op_classes import WRITES_IN_LOOP, is_elementwise, is_tile, widens
 from minitriton.passes.remarks import add_remark
 from minitriton.passes.simplify import share_loads, upstream
+from minitriton.passes.tensor_maps import NotAffine
+from minitriton.passes.tensor_maps import plan as plan_map
 from minitriton.passes.tile_pass import PassOptions
+from minitriton.passes.tma_copies import atoms_of
 from minitriton.passes.traversal import (
     defining_op,
     int_array,
@@ -56,10 +62,11 @@ def run(module: ir.Module, target: Target, options: PassOptions) -> None:
     default = int_attribute(module.operation, "mt.num_stages", 1)
     facts = analyse(function) if loops else AxisFacts()
     wgmma = available(function, target, options)
+    tma = options.tma and target.has("tma")
     changed = False
     for loop in loops:
         stages = int_attribute(loop, "mt.num_stages", default)
-        changed |= _pipeline(module, loop, stages, facts, target, wgmma)
+        changed |= _pipeline(module, loop, stages, facts, target, wgmma, tma)
     if changed:
         pass_through_dead_arguments(function.regions[0].blocks[0])
         upstream(module, options)
@@ -73,6 +80,7 @@ def _pipeline(
     facts: AxisFacts,
     target: Target,
     wgmma: bool,
+    tma: bool,
 ) -> bool:
     feeding = [
         op
@@ -91,16 +99,12 @@ def _pipeline(
         return False
     scalars = [op for op in ops_of(body) if op.name == "mt.load" and not is_tile(op.results[0])]
     ahead = AheadOfTime(loop, loads=not _may_overwrite(loop, scalars, entry))
-    chosen = []
-    for load in feeding:
-        reason = _refusal(load, ahead, facts)
-        if reason:
-            add_remark(module, load, f"load not pipelined: {reason}")
-        else:
-            chosen.append(load)
-    staged = _stage(chosen, facts, wgmma)
+    analysis = AffineAnalysis(entry)
+    staged = _staged(module, feeding, _Facts(ahead, facts, analysis, wgmma, tma))
     if not staged:
         return False
+    for s in staged:
+        ahead.carry(list(s.load.operands)[:2] if s.map is None else atoms_of(s.map, analysis))
     fixed = [s for s in staged if is_fixed(s.load, ahead)]
     per_stage = sum(s.bytes for s in staged if s not in fixed)
     if not per_stage:
@@ -113,13 +117,51 @@ def _pipeline(
         stages = fitting
     if stages < 2:
         return False
-    loop = rewrite_loop(loop, staged, ahead, stages)
-    add_remark(module, loop, f"{len(staged)} loads pipelined in {stages} stages with cp.async")
+    loop = rewrite_loop(module, loop, staged, ahead, analysis, stages)
+    by_tma = sum(s.map is not None for s in staged)
+    how = " and ".join(
+        f"{count} with {name}"
+        for name, count in (("TMA", by_tma), ("cp.async", len(staged) - by_tma))
+        if count
+    )
+    add_remark(module, loop, f"loads pipelined in {stages} stages: {how}")
     dots = [op for op in ops_of(loop.regions[0].blocks[0]) if op.name == "mt.warpgroup_dot"]
     if dots:
         flying = sum("mt.in_flight" in op.attributes for op in dots)
         add_remark(module, loop, f"{len(dots)} dots by wgmma, {flying} of them in flight")
     return True
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """What is known about the loads of one loop; tma: whether that may copy."""
+
+    ahead: AheadOfTime
+    axis: AxisFacts
+    affine: AffineAnalysis
+    wgmma: bool
+    tma: bool
+
+
+def _staged(module: ir.Module, feeding: list[ir.Operation], facts: _Facts) -> list[Staged]:
+    """Those of the loads that can be copied ahead, and how; remarks say why the others cannot."""
+    chosen = []
+    for load in feeding:
+        reason = _refusal(load, facts.ahead)
+        if reason:
+            add_remark(module, load, f"load not pipelined: {reason}")
+        else:
+            chosen.append(load)
+    while True:
+        staged = [_with_map(module, s, facts) for s in _stage(chosen, facts)]
+        narrow = [s.load for s in staged if s.map is None and _is_narrow(s.load, facts.axis)]
+        if not narrow:
+            return staged
+        for load in narrow:
+            dim, width = _fastest(load, facts.axis)
+            why = f"only {width} contiguous bytes along dimension {dim} are proved"
+            add_remark(module, load, f"load not pipelined: {why}")
+        chosen = [load for load in chosen if load not in narrow]
 
 
 def _may_overwrite(loop: ir.Operation, feeding: list[ir.Operation], entry: ir.Block) -> bool:
@@ -144,19 +186,21 @@ def _base(pointer: ir.Value, entry: ir.Block) -> int | None:
     return argument.arg_number if argument.owner == entry else None
 
 
-def _refusal(load: ir.Operation, ahead: AheadOfTime, facts: AxisFacts) -> str | None:
+def _refusal(load: ir.Operation, ahead: AheadOfTime) -> str | None:
     """Why a load cannot become an asynchronous copy; None if it can."""
     if "volatile" in load.attributes:
         return "it is volatile"
     operands = list(load.operands)
     if len(operands) == 3 and not _is_zero(operands[2]):
         return "masked elements are not zero"
-    dim, width = _fastest(load, facts)
-    if width < MIN_COPY_BYTES:
-        return f"only {width} contiguous bytes along dimension {dim} are proved"
     if not ahead.qualifies(operands[:2]):
         return "its address or mask depends on values loaded or computed in the loop"
     return None
+
+
+def _is_narrow(load: ir.Operation, facts: AxisFacts) -> bool:
+    """Whether no copy by threads is wide enough."""
+    return _fastest(load, facts)[1] < MIN_COPY_BYTES
 
 
 def _is_zero(value: ir.Value) -> bool:
@@ -181,13 +225,19 @@ def _fastest(load: ir.Operation, facts: AxisFacts) -> tuple[int, int]:
     return best
 
 
-def _stage(loads: list[ir.Operation], facts: AxisFacts, wgmma: bool) -> list[Staged]:
-    orders = []
-    for load in loads:
-        fastest, _ = _fastest(load, facts)
-        dims = reversed(range(len(load.results[0].type.shape)))
-        orders.append((fastest, *(d for d in dims if d != fastest)))
-    slots = operand_slots(list(zip(loads, orders, strict=True))) if wgmma else {}
+def _order(load: ir.Operation, facts: _Facts) -> tuple[int, ...]:
+    """The load's dimensions, fastest first."""
+    fastest, width = _fastest(load, facts.axis)
+    address = facts.affine.of(load.operands[0])
+    if width < MIN_COPY_BYTES and address is not None and ONE in address.dims:
+        fastest = address.dims.index(ONE)  # masks may hide that the elements are adjacent
+    dims = reversed(range(len(load.results[0].type.shape)))
+    return (fastest, *(d for d in dims if d != fastest))
+
+
+def _stage(loads: list[ir.Operation], facts: _Facts) -> list[Staged]:
+    orders = [_order(load, facts) for load in loads]
+    slots = operand_slots(list(zip(loads, orders, strict=True))) if facts.wgmma else {}
     staged = []
     for load, order in zip(loads, orders, strict=True):
         type_ = load.results[0].type
@@ -195,11 +245,25 @@ def _stage(loads: list[ir.Operation], facts: AxisFacts, wgmma: bool) -> list[Sta
         bits = storage_bits(bit_width(type_.element_type))
         size = prod(shape) * bits // 8
         if load in slots:
-            staged.append(Staged(load, slots[load], size, ALIGNMENT))
+            staged.append(Staged(load, slots[load], size, ALIGNMENT, order=order))
         else:
             slot = layouts.shared_for_mma_operand(shape, order, bits, _dot_operand(load))
             staged.append(Staged(load, slot, size))
     return staged
+
+
+def _with_map(module: ir.Module, staged: Staged, facts: _Facts) -> Staged:
+    """`staged` with a tensor map, if TMA can make the copy and wgmma reads it."""
+    if staged.alignment != ALIGNMENT or not facts.tma:
+        return staged
+    load = staged.load
+    size = bit_width(load.results[0].type.element_type) // 8
+    try:
+        found = plan_map(load, staged.order, size, facts.affine, facts.axis)
+    except NotAffine as reason:
+        add_remark(module, load, f"load not by TMA: {reason}")
+        return staged
+    return replace(staged, map=found)
 
 
 def _dot_operand(load: ir.Operation) -> int | None:

@@ -113,4 +113,8 @@ def buffer_accesses(op: ir.Operation) -> list[tuple[ir.Operation, bool]]:
             ]
         case "mt.local_store" | "mt.async_copy":
             return [(buffer_of(op.operands[1]), True)]
+        case "mt.tma_copy":
+            return [(buffer_of(op.operands[0]), True)]
+        case "mt.mbarrier_init" | "mt.mbarrier_inval":
+            return [(buffer_of(op.operands[0]), True)]
     return []

@@ -4,12 +4,14 @@
 through ctypes with four addresses: cuda.bindings would convert eleven arguments one by one and
 build enum objects of the result, which costs more than the rest of the path together. The GIL is
 released inside, so a block must belong to one launch at a time: blocks come from a free list.
-Each parameter sits in a slot of 8 bytes, zero-filled, and the driver reads as much as it needs.
+Each parameter sits in a slot of 8 bytes, zero-filled, and the driver reads as much as it needs;
+tensor maps follow, 128 bytes each. A launch that no tensor map fits goes to another kernel.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,6 +20,8 @@ from typing import Any
 from minitriton.ir.diagnostics import MiniTritonError
 from minitriton.runtime import driver
 from minitriton.runtime.module import Function
+from minitriton.runtime.tensor_map import MAP_BYTES
+from minitriton.runtime.tensor_maps import encoder, needed
 
 MAX_GRID = (2**31 - 1, 65535, 65535)
 _SLOT = {
@@ -28,6 +32,22 @@ _SLOT = {
 _WIDTH = {"int1": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "fp16": 2, "bf16": 2,
           "int32": 4, "uint32": 4, "fp32": 4, "int64": 8, "uint64": 8, "fp64": 8}  # fmt: skip
 POINTER = "*"
+
+
+@dataclass(frozen=True, slots=True)
+class Maps:
+    """The tensor maps of a kernel (specs), and what makes the launcher of its form without any, for
+    launches whose values no map can describe."""
+
+    specs: Sequence[dict[str, Any]]
+    without: Callable[[], Callable[..., None]]
+
+
+def _never() -> Callable[..., None]:
+    raise AssertionError("a kernel without tensor maps needs no other form")
+
+
+NO_MAPS = Maps((), _never)
 Place = tuple[int, ...]  # the index of a launcher's value, then an index for each level of tuples
 
 
@@ -108,11 +128,13 @@ _TEMPLATE = """
 def launch(gx, gy, gz, stream{parameters}):
     if multiple and not is_current(device):
         return elsewhere(gx, gy, gz, stream{parameters})
+    {maps}
     try:
         block = pop()
     except IndexError:
         block = new_block()
     data, config, addresses, attributes, _ = block
+    {place_maps}
     pack_into(data, 0, gx, gy, gz, {threads}, 1, 1, {shared}, stream, attributes, {count}{values})
     recent(name)
     code = launch_ex(config, handle, addresses, None)
@@ -133,19 +155,20 @@ def make_launcher(
     sync: bool = False,
     launch_ex: Callable[..., int] | None = None,
     multiple: bool | None = None,
+    maps: Maps = NO_MAPS,
 ) -> Callable[..., None]:
     """A function `launch(gx, gy, gz, stream, v0, ..., v{count-1})`.
 
     It packs the values at `places` as `dtypes` and launches on the raw `stream`. `launch_ex`
-    stands in for the driver's function in tests. Raises CudaError; with `sync` also what the
-    kernel met.
+    stands in for the driver's function in tests. `maps` are made of the values and passed after
+    them. Raises CudaError; with `sync` also what the kernel met.
     """
     launch_ex = driver.launch_function() if launch_ex is None else launch_ex
     pool: list[tuple[Any, ...]] = []
     attributes = _attributes(shape)
 
     def new_block() -> tuple[Any, ...]:
-        return _new_block(len(dtypes), attributes)
+        return _new_block(len(dtypes), len(maps.specs), attributes)
 
     def failed(code: int, *arguments: Any) -> None:
         _retry_or_raise(code, function, launch, arguments)
@@ -178,6 +201,7 @@ def make_launcher(
         for dtype, value in zip(dtypes, found, strict=True)
     ]
     text = _TEMPLATE.format(
+        **_map_code(maps, scope, found, count),
         parameters="".join(f", v{i}" for i in range(count)),
         values="".join(", " + value for value in values),
         threads=shape.threads,
@@ -190,13 +214,32 @@ def make_launcher(
     return launch
 
 
-def _new_block(count: int, attributes: bytes) -> tuple[Any, ...]:
+def _map_code(
+    maps: Maps, scope: dict[str, Any], found: Sequence[str], count: int
+) -> dict[str, str]:
+    """What the launcher does about tensor maps; `scope` gets the functions that it calls."""
+    if not maps.specs:
+        return {"maps": "pass", "place_maps": "pass"}
+    scope |= {"encode": encoder(maps.specs, len(found)), "otherwise": functools.cache(maps.without)}
+    needs = ", ".join(found[number] for number in needed(maps.specs))
+    arguments = "".join(f", v{i}" for i in range(count))
+    start = _CONFIG_BYTES + 8 * len(found)
+    return {
+        "maps": f"maps = encode({needs})\n    if maps is None:\n"
+        f"        return otherwise()(gx, gy, gz, stream{arguments})",
+        "place_maps": f"data[{start}:{start + MAP_BYTES * len(maps.specs)}] = maps",
+    }
+
+
+def _new_block(count: int, maps: int, attributes: bytes) -> tuple[Any, ...]:
     """(memory, config, array of slot addresses, address of attributes, what must stay alive)."""
-    memory = bytearray(_CONFIG_BYTES + 8 * count)
+    values = _CONFIG_BYTES + 8 * count
+    memory = bytearray(values + MAP_BYTES * maps)
     view = (ctypes.c_char * len(memory)).from_buffer(memory)
     base = ctypes.addressof(view)
-    slots = (base + _CONFIG_BYTES + 8 * i for i in range(count))
-    pointers = (ctypes.c_void_p * max(count, 1))(*slots)
+    slots = [base + _CONFIG_BYTES + 8 * i for i in range(count)]
+    slots += [base + values + MAP_BYTES * i for i in range(maps)]
+    pointers = (ctypes.c_void_p * max(len(slots), 1))(*slots)
     copy = ctypes.create_string_buffer(attributes, max(len(attributes), 1))
     place = ctypes.addressof(copy) if attributes else 0
     addresses = ctypes.c_void_p(ctypes.addressof(pointers))

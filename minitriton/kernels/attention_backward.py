@@ -118,17 +118,19 @@ def _over_queries(
         dp = tl.dot(v, tl.trans(do), input_precision=C.PRECISION)
         power = tl.load(power_at + row, mask=row < queries, other=0.0)
         p = libdevice.fast_exp2f(scores * scale - power[None, :])
-        if C.CAUSAL and start + keys - queries < first + C.BLOCK_N - 1:
-            p = tl.where(column <= (row + keys - queries)[None, :], p, 0.0)
+        if C.CAUSAL:
+            if start + keys - queries < first + C.BLOCK_N - 1:
+                p = tl.where(column <= (row + keys - queries)[None, :], p, 0.0)
+        elif start + C.BLOCK_M > queries:  # without a branch ptxas waits for dp before the exp2
+            p = tl.where((row < queries)[None, :], p, 0.0)
         dropped = p
         if C.DROPOUT:
             keep = kept(seed, plane_at, start, first, threshold, C.BLOCK_M, C.BLOCK_N, True)
             dropped = tl.where(keep, p, 0.0)
-        dv = tl.dot(dropped.to(do.dtype), do, dv, input_precision=C.PRECISION)
-        if C.DROPOUT:
             dp = tl.where(keep, dp * kept_scale, 0.0)
         delta = tl.load(delta_at + row, mask=row < queries, other=0.0)
         ds = (p * (dp - delta[None, :])).to(q1.dtype)
+        dv = tl.dot(dropped.to(do.dtype), do, dv, input_precision=C.PRECISION)
         dk1 = tl.dot(ds, q1, dk1, input_precision=C.PRECISION)
         if C.REST > 0:
             dk2 = tl.dot(ds, q2, dk2, input_precision=C.PRECISION)

@@ -57,9 +57,8 @@ def _walk(
             k2 = load_tile(rest_ptr, rest_token, start, keys, C.BLOCK_N, C.REST_READ, C.REST, True)
             scores = tl.dot(q2, tl.trans(k2), scores, input_precision=C.PRECISION)
         if C.AHEAD:
-            before = start - C.BLOCK_N
-            limit = tl.where(start > 0, keys, before)  # none in the first iteration
-            v = load_tile(v_ptr, v_token, before, limit, C.BLOCK_N, C.V_READ, C.V_TILE, True)
+            before = start - C.BLOCK_N  # rows before the first are zeros
+            v = load_tile(v_ptr, v_token, before, keys, C.BLOCK_N, C.V_READ, C.V_TILE, True, True)
             acc = tl.dot(p, v, acc, input_precision=C.PRECISION)
         rescale = tl.full([C.BLOCK_M], 1.0, tl.float32)
         if not C.AHEAD or start < end:

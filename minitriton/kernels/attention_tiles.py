@@ -34,17 +34,20 @@ UNSPECIALIZED = (  # their values change no code
 @triton.jit
 def load_tile(
     ptr, stride, first, limit, ROWS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
-    MASKED: tl.constexpr,
+    MASKED: tl.constexpr, FROM_ZERO: tl.constexpr = False,
 ):  # fmt: skip
-    """Rows first .. first + ROWS of a matrix, zeros from column WIDTH and, if MASKED, row limit."""
+    """Rows first .. first + ROWS of a matrix, zeros from column WIDTH and, if MASKED, row limit;
+    if FROM_ZERO, where first may be negative, also before row 0."""
     row = tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, BLOCK)[None, :]
     at = ptr + tl.to_tensor(first).to(tl.int64) * stride + (row * stride + column)
+    mask = row < limit - first if MASKED else row >= 0
+    if FROM_ZERO:
+        mask = mask & (row >= -first)
     if WIDTH < BLOCK:
-        mask = (row < limit - first if MASKED else row >= 0) & (column < WIDTH)
-        tile = tl.load(at, mask=mask, other=0.0)
-    elif MASKED:
-        tile = tl.load(at, mask=(row < limit - first) & (column >= 0), other=0.0)
+        tile = tl.load(at, mask=mask & (column < WIDTH), other=0.0)
+    elif MASKED or FROM_ZERO:
+        tile = tl.load(at, mask=mask & (column >= 0), other=0.0)
     else:
         tile = tl.load(at)
     return tile

@@ -72,14 +72,14 @@ def _gemm_kernel(
     rows = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
-    k_first = split * K_SLICE
-    depth = min(K - k_first, K_SLICE)
+    k_first = split * K_SLICE  # K_SLICE is a multiple of BLOCK_K
+    depth = K - k_first
     a_ptr += k_first.to(tl.int64) * stride_ak
     b_ptr += k_first.to(tl.int64) * stride_bk
     a_ptrs = a_ptr + rows.to(tl.int64)[:, None] * stride_am + k.to(tl.int64)[None, :] * stride_ak
     b_ptrs = b_ptr + k.to(tl.int64)[:, None] * stride_bk + columns.to(tl.int64)[None, :] * stride_bn
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    for i in range(0, tl.cdiv(depth, BLOCK_K)):
+    for i in range(0, tl.cdiv(min(depth, K_SLICE), BLOCK_K)):
         left = depth - i * BLOCK_K
         a = tl.load(a_ptrs, mask=(rows[:, None] < M) & (k[None, :] < left), other=0.0)
         b = tl.load(b_ptrs, mask=(k[:, None] < left) & (columns[None, :] < N), other=0.0)

@@ -69,6 +69,7 @@ def rows_kernel(
     expert = tl.load(expert_of_tile_ptr + tile).to(tl.int64)
     if expert < 0:
         return
+    expert = tl.maximum(expert, 0)  # which a tensor map needs to know
     row = tile.to(tl.int64) * ROWS + tl.arange(0, ROWS)
     n = block * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)

@@ -5,6 +5,7 @@ Names and meaning follow triton.language. Importing it loads neither MLIR nor Nu
 
 from __future__ import annotations
 
+from minitriton.frontend.block_values import TensorDescriptor as tensor_descriptor
 from minitriton.frontend.lang_atomic import (
     atomic_add,
     atomic_and,
@@ -30,6 +31,13 @@ from minitriton.frontend.lang_debug import (
     device_print,
     static_assert,
     static_print,
+)
+from minitriton.frontend.lang_descriptor import (
+    advance,
+    load_tensor_descriptor,
+    make_block_ptr,
+    make_tensor_descriptor,
+    store_tensor_descriptor,
 )
 from minitriton.frontend.lang_dot import dot
 from minitriton.frontend.lang_math import (
@@ -150,6 +158,7 @@ __all__ = [
     "PropagateNan",
     "abs",
     "add",
+    "advance",
     "arange",
     "argmax",
     "argmin",
@@ -208,8 +217,11 @@ __all__ = [
     "item",
     "join",
     "load",
+    "load_tensor_descriptor",
     "log",
     "log2",
+    "make_block_ptr",
+    "make_tensor_descriptor",
     "math",
     "max",
     "max_constancy",
@@ -250,11 +262,13 @@ __all__ = [
     "static_print",
     "static_range",
     "store",
+    "store_tensor_descriptor",
     "sub",
     "sum",
     "swizzle2d",
     "tanh",
     "tensor",
+    "tensor_descriptor",
     "to_tensor",
     "trans",
     "uint8",

@@ -7,12 +7,15 @@ raised as `EmulatorError` subclasses.
 from minitriton.runtime.emulator.checks import (
     CHECKS,
     AssertFailed,
+    BadTensorMap,
     Deadlock,
     DivergentAligned,
     EmulatorError,
     LaunchError,
+    MbarrierMisuse,
     Misaligned,
     OutOfBounds,
+    RegisterPool,
     SharedRace,
     StepLimit,
     Trap,
@@ -22,21 +25,26 @@ from minitriton.runtime.emulator.checks import (
 from minitriton.runtime.emulator.counters import Report
 from minitriton.runtime.emulator.device import Emulator, parameter
 from minitriton.runtime.emulator.memory import Allocation
+from minitriton.runtime.tensor_map import TensorMap
 
 __all__ = [
     "CHECKS",
     "Allocation",
     "AssertFailed",
+    "BadTensorMap",
     "Deadlock",
     "DivergentAligned",
     "Emulator",
     "EmulatorError",
     "LaunchError",
+    "MbarrierMisuse",
     "Misaligned",
     "OutOfBounds",
+    "RegisterPool",
     "Report",
     "SharedRace",
     "StepLimit",
+    "TensorMap",
     "Trap",
     "UninitialisedRead",
     "UnsupportedPTX",

@@ -78,6 +78,25 @@ def addresser(ins: Ins, mem: Mem, space: str) -> Callable[[Any, Any], np.ndarray
     return compute
 
 
+def shared_addresser(ins: Ins, mem: Mem) -> Callable[[Any, Any], np.ndarray]:
+    """Offsets in shared memory of an operand that must lie there, by a generic address too."""
+    if space_of(ins) != "generic":
+        return addresser(ins, mem, "shared")
+    generic = addresser(ins, mem, "generic")
+
+    def compute(c: Any, ix: Any) -> np.ndarray:
+        a = generic(c, ix)
+        outside = a >> np.uint64(WINDOW_SHIFT) != SHARED_WINDOW >> WINDOW_SHIFT
+        if outside.any():
+            message = f"generic address {int(a[outside][0]):#x} is not in shared memory"
+            lanes = np.broadcast_to(lanes_of(c, ix), np.broadcast_shapes(a.shape, (c.count(ix),)))
+            bad = np.broadcast_to(outside, lanes.shape)
+            raise error(OutOfBounds, ins, c, lanes[bad], message)
+        return (a & _OFFSET_MASK).view(np.int64)
+
+    return compute
+
+
 def fetcher(ins: Ins, space: str, n: int) -> Fetch:
     """Move n-byte items from ``space``: callable(chunk, ix, addresses) -> items [lanes]."""
     if space == "global":
@@ -305,8 +324,6 @@ RULES: dict[str, Callable[[Ins], Step]] = {
     "cvta": cvta,
     "isspacep": isspacep,
     "createpolicy": createpolicy,
-    "prefetch": nothing,
-    "prefetchu": nothing,
     "applypriority": nothing,
     "discard": nothing,
     "membar": nothing,

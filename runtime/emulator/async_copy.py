@@ -1,4 +1,4 @@
-"""cp.async: copies from global to shared memory that land later, in per-thread groups.
+"""cp.async (without .bulk): copies from global to shared memory that land later, in groups.
 
 The landing policy is an oracle: *late* copies only when a thread waits, *early* at issue,
 *random* by a seeded coin. Source bytes are read when the copy lands, so a source that is
@@ -171,7 +171,7 @@ def _check_source(
 
 def cp(ins: Ins) -> Step:
     """cp.async, its commit_group, wait_group and wait_all."""
-    if ins.mods[:1] != ("async",) or "bulk" in ins.mods or "mbarrier" in ins.mods:
+    if ins.mods[:1] != ("async",) or "mbarrier" in ins.mods:
         raise ins.unsupported()
     if "commit_group" in ins.mods:
         return lambda c, ix: c.engines["cp.async"].commit(lanes_of(c, ix))

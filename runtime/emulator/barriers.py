@@ -128,7 +128,7 @@ def barrier(ins: Ins) -> Callable[[Any, Any], bool]:
     def arrive(c: Any, ix: Any) -> bool:
         lanes = lanes_of(c, ix)
         if aligned and "align" in c.checks:
-            _require_whole_warps(ins, c, lanes)
+            require_whole_warps(ins, c, lanes)
         state: CtaBarriers = c.barriers
         ids = np.broadcast_to(read_id(c, ix), lanes.shape).astype(np.int64)
         counts = None
@@ -157,7 +157,7 @@ def barrier(ins: Ins) -> Callable[[Any, Any], bool]:
     return arrive
 
 
-def _require_whole_warps(ins: Ins, c: Any, lanes: np.ndarray) -> None:
+def require_whole_warps(ins: Ins, c: Any, lanes: np.ndarray) -> None:
     present = np.bincount(lanes >> 5, minlength=c.L >> 5)
     partial = (present > 0) & (present != c.live_in_warp())
     if partial.any():

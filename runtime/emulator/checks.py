@@ -89,6 +89,18 @@ class Deadlock(EmulatorError):
     rule = "deadlock"
 
 
+class MbarrierMisuse(EmulatorError):
+    rule = "mbarrier"
+
+
+class BadTensorMap(EmulatorError):
+    rule = "tensor-map"
+
+
+class RegisterPool(EmulatorError):
+    rule = "register-pool"
+
+
 class StepLimit(EmulatorError):
     rule = "step-limit"
 

@@ -11,10 +11,14 @@ import numpy as np
 from minitriton.runtime.emulator.async_copy import CopyEngine
 from minitriton.runtime.emulator.barriers import CtaBarriers
 from minitriton.runtime.emulator.blocks import Blocks
+from minitriton.runtime.emulator.bulk_copy import BulkEngine
+from minitriton.runtime.emulator.cluster import ClusterBarrier
+from minitriton.runtime.emulator.mbarrier import Mbarriers
 from minitriton.runtime.emulator.memory import Arena, GlobalMemory
 from minitriton.runtime.emulator.module import Program
 from minitriton.runtime.emulator.operands import UNSIGNED
 from minitriton.runtime.emulator.races import RaceDetector
+from minitriton.runtime.emulator.register_pool import Pool
 from minitriton.runtime.emulator.uninit import UninitTracker
 from minitriton.runtime.emulator.warpgroup import ProductEngine
 
@@ -86,6 +90,9 @@ class Chunk:
             "cp.async": CopyEngine(self),
             "wgmma": ProductEngine(self),
         }
+        self.cluster, self.pool = ClusterBarrier(self), Pool(self)
+        if any(ins.op == "mbarrier" or "bulk" in ins.mods for ins in launch.program.code):
+            self.mbarriers, self.engines["bulk"] = Mbarriers(self), BulkEngine(self)
 
     def _make_registers(self, program: Program) -> None:
         self.rows: list[np.ndarray] = [np.empty(0)] * len(program.registers)
@@ -157,7 +164,14 @@ class Chunk:
         self.live[lanes] = False
         self.key[lanes] = NOT_READY
         self.progress += 1
-        self.barriers.recheck()
+        for waited_for in (self.barriers, self.cluster, self.pool, self.engines["wgmma"]):
+            waited_for.recheck()
+        if "bulk" in self.engines:
+            self.engines["bulk"].exited()
+
+    def land_needed(self) -> bool:
+        """Land asynchronous copies that parked lanes wait for; whether there were any."""
+        return "bulk" in self.engines and self.engines["bulk"].land_needed()
 
     # -- services
     def atomic_order(self, count: int) -> np.ndarray | None:

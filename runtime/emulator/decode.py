@@ -16,8 +16,13 @@ from minitriton.runtime.emulator import (
     async_copy,
     atomics,
     barriers,
+    bulk_copy,
     calls,
+    cluster,
+    fences,
     matrix,
+    mbarrier,
+    register_pool,
     warp,
     warpgroup,
 )
@@ -54,11 +59,14 @@ class Blocking:
 
 Decoded = Alu | Callable[[Any, Any], None] | Branch | Exit | Blocking
 
-#: Opcodes that may wait, and the builders of their `arrive`. Later engines (mbarrier, bulk
-#: copies, wgmma) add their waiting instructions here and their objects to `Chunk.engines`.
+#: Instructions that may wait, and the builders of their `arrive`. The most modifiers win.
 BLOCKING: dict[str, Callable[[Ins], Callable[[Any, Any], bool]]] = {
     "bar": barriers.barrier,
     "barrier": barriers.barrier,
+    "barrier.cluster": cluster.barrier_cluster,
+    "mbarrier.try_wait": mbarrier.try_wait,
+    "setmaxnreg": register_pool.setmaxnreg,
+    "wgmma.wait_group": warpgroup.wait_group,
 }
 
 STEPS: dict[str, Callable[[Ins], Any]] = {
@@ -70,7 +78,20 @@ STEPS: dict[str, Callable[[Ins], Any]] = {
     **calls.RULES,
     **async_copy.RULES,
     **warpgroup.RULES,
+    **mbarrier.RULES,
+    **bulk_copy.RULES,
+    **cluster.RULES,
+    **fences.RULES,
 }
+
+
+def _find(table: dict[str, Any], ins: Ins) -> Any:
+    """The entry for an instruction under its opcode and up to two modifiers."""
+    for count in (2, 1, 0):
+        found = table.get(".".join((ins.op, *ins.mods[:count])))
+        if found is not None:
+            return found
+    return None
 
 
 def decode(ins: Ins) -> Decoded:
@@ -83,13 +104,11 @@ def decode(ins: Ins) -> Decoded:
         return Exit(ins)
     if ins.op == "bar" and ins.mods[:1] == ("warp",):
         return warp.warp_barrier(ins)
-    if ins.op in BLOCKING:
-        return Blocking(ins, BLOCKING[ins.op](ins))
-    build = STEPS.get(ins.op)
-    if build is None:
+    waits, build = _find(BLOCKING, ins), _find(STEPS, ins)
+    if waits is None and build is None:
         raise ins.unsupported()
     try:
-        return build(ins)
+        return Blocking(ins, waits(ins)) if waits is not None else build(ins)
     except (KeyError, IndexError, StopIteration, ValueError, AttributeError) as problem:
         # Builders index operands and modifiers freely; a form they do not know ends here.
         raise ins.unsupported(f"unknown form ({type(problem).__name__}: {problem})") from None

@@ -7,6 +7,7 @@ local memory are arenas: one buffer per chunk of CTAs, addressed by offset withi
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -200,6 +201,9 @@ class Arena:
         )
         self.views = {n: self.bytes.view(CARRIER[n]) for n in (1, 2, 4, 8, 16)}
         self.defined: Arena | None = None
+        #: Refuses accesses to live mbarriers, which lie in this range of offsets.
+        self.guard: Callable[[Ins, Any, np.ndarray, int], None] | None = None
+        self.guarded = (1 << 62, 0)
 
     def track_definedness(self, owner_count: int) -> None:
         """Keep a byte of 0xFF beside each byte that has been written."""
@@ -208,9 +212,12 @@ class Arena:
         shadow.views = {n: shadow.bytes.view(CARRIER[n]) for n in (1, 2, 4, 8)}
         self.defined = shadow
 
-    def index(self, ins: Ins, c: Any, ix: Any, a: np.ndarray, n: int) -> np.ndarray:
+    def index(
+        self, ins: Ins, c: Any, ix: Any, a: np.ndarray, n: int, guarded: bool = True
+    ) -> np.ndarray:
         """Byte offsets int64 [lanes] into the arena of accesses at int64 offsets ``a``."""
-        if a.min() < 0 or int(a.max()) + n > self.size:
+        low, high = int(a.min()), int(a.max()) + n
+        if low < 0 or high > self.size:
             bad = np.flatnonzero((a < 0) | (a + n > self.size))
             at = int(a[bad[0]])
             hint = "pass enough dynamic shared memory" if self.name == "shared" else ""
@@ -220,4 +227,7 @@ class Arena:
         if n > 1 and int(np.bitwise_or.reduce(a)) & (n - 1):
             bad = np.flatnonzero(a & (n - 1))
             raise misaligned(ins, c, ix, bad, f"{self.name} offset {int(a[bad[0]]):#x}", n)
-        return a + (self.base if ix is None else self.base[ix])
+        at = a + (self.base if ix is None else self.base[ix])
+        if guarded and self.guard and low < self.guarded[1] and high > self.guarded[0]:
+            self.guard(ins, ix, at, n)
+        return at

@@ -1,9 +1,9 @@
-"""Shared-memory races: two warps touch a word, one writes, and no barrier orders them.
+"""Shared-memory races: two warps touch a word, one writes, and nothing orders them.
 
-Happens-before by vector clocks of a CTA's warps, joined at barriers. Each granule of shared
-memory remembers its last write (warp, clock) and per warp the clock of its last read. Copies in
-flight (cp.async) conflict with every access until they land. Writes of the value that is there
-already are benign.
+Happens-before by vector clocks (clocks.py). Each granule of shared memory remembers its last write
+(agent, clock) and per agent the clock of its last read. Copies in flight (cp.async, TMA) conflict
+with every access until they land, bulk stores with every write until their source has been read.
+Writes of the value that is there already are benign.
 """
 
 from __future__ import annotations
@@ -13,14 +13,20 @@ from typing import Any
 import numpy as np
 
 from minitriton.runtime.emulator.checks import SharedRace
+from minitriton.runtime.emulator.clocks import Clocks
 from minitriton.runtime.emulator.memory import CARRIER, SHIFT, error
 from minitriton.runtime.emulator.module import Ins
 
 _HINT = "a bar.sync must order the two accesses"
 _TENSOR_HINT = "wait with wgmma.wait_group and then a barrier before the bytes are written"
-_FENCE_HINT = "fence.proxy.async must stand between the write and the barrier before wgmma"
-_TENSOR_CHUNK = 4  # log2 of the bytes that wgmma reads together
+_FENCE_HINT = "fence.proxy.async must stand between the write and the barrier before {reader}"
+_INIT_HINT = "fence.mbarrier_init (or fence.proxy.async) must follow mbarrier.init"
 _FLIGHT_HINT = "wait with cp.async.wait_group and then a barrier before touching the bytes"
+_BULK_HINT = "wait for the phase of the mbarrier that the copy completes"
+_STORE_HINT = (
+    "wait with cp.async.bulk.wait_group.read and then a barrier before the bytes are written"
+)
+_CHUNK = 4  # log2 of the bytes that wgmma and bulk copies move together
 
 
 class RaceDetector:
@@ -29,33 +35,26 @@ class RaceDetector:
     def __init__(self, chunk: Any) -> None:
         self.c = chunk
         self.warps = chunk.padded // 32
+        self.clocks = Clocks(chunk.ctas, self.warps)
         ctas, granule = chunk.ctas, chunk.launch.granule
         self.shift = SHIFT[granule]
         self.per_cta = chunk.shared.stride >> self.shift
         size = ctas * self.per_cta
-        #: clock[warp of chunk, warp of CTA]: what each warp knows of the others.
-        self.clock = np.zeros((ctas * self.warps, self.warps), np.int32)
-        self.local = np.arange(ctas * self.warps) % self.warps
-        self._tick(np.arange(ctas * self.warps))
-        self.write_warp = np.zeros(size, np.int32)
+        self.write_agent = np.zeros(size, np.int32)
         self.write_clock = np.zeros(size, np.int32)
         self.write_pc = np.zeros(size, np.int32)
-        self.reads = np.zeros((size, self.warps), np.int32)
+        self.reads = np.zeros((size, self.clocks.readers), np.int32)
         self.read_pc = np.zeros(size, np.int32)
         self.in_flight = np.zeros(size, bool)
         self.flying = False
         self.atomic_write = np.zeros(size, bool)
         self.scratch = np.zeros(size, np.int32)
-        # wgmma: readers in flight of 16-byte chunks, and granules it cannot see for want of a fence
-        self.has_wgmma = any(ins.op == "wgmma" for ins in chunk.launch.program.code)
-        self.tensor_reads = np.zeros((size >> _TENSOR_CHUNK - self.shift) + 1, np.int32)
-        self.unfenced = np.zeros(size, bool)
-
-    def own_clock(self, warp: np.ndarray) -> np.ndarray:
-        return self.clock.reshape(-1).take(warp * self.warps + self.local[warp])
-
-    def _tick(self, warps: np.ndarray) -> None:
-        self.clock[warps, warps % self.warps] += 1
+        #: Bulk stores that still read a 16-byte chunk.
+        self.store_reads = np.zeros((size >> _CHUNK - self.shift) + 1, np.int32)
+        self.storing = False
+        #: Per warp, the clock up to which async units see its writes, and its mbarrier.init.
+        self.fenced = np.zeros(ctas * self.warps, np.int32)
+        self.init_fenced = np.zeros(ctas * self.warps, np.int32)
 
     def _cells(self, lanes: Any, at: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
         """(warp of chunk, granule) of every granule touched, flattened granule-major."""
@@ -68,6 +67,11 @@ class RaceDetector:
         cells = first[None, :] + np.arange(count)[:, None]
         return np.broadcast_to(warp, cells.shape).reshape(-1), cells.reshape(-1)
 
+    def _chunk_cells(self, lanes: np.ndarray, chunks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """`_cells` of 16-byte chunks at arena offsets [lanes, n]."""
+        owners = np.broadcast_to(lanes[:, None], chunks.shape)
+        return self._cells(owners.reshape(-1), chunks.reshape(-1), 1 << _CHUNK)
+
     def read(self, ins: Ins, c: Any, ix: Any, at: np.ndarray, n: int) -> None:
         """Check and record plain reads of n bytes at arena offsets ``at``."""
         warp, cell = self._cells(ix, at, n)
@@ -76,7 +80,8 @@ class RaceDetector:
         self._record_read(ins, warp, cell)
 
     def _record_read(self, ins: Ins, warp: np.ndarray, cell: np.ndarray) -> None:
-        self.reads.reshape(-1)[cell * self.warps + self.local[warp]] = self.own_clock(warp)
+        place = cell * self.reads.shape[1] + self.clocks.local[warp]
+        self.reads.reshape(-1)[place] = self.clocks.own(warp)
         self.read_pc[cell] = ins.pc
 
     def write(
@@ -102,11 +107,9 @@ class RaceDetector:
         return (a != b).T.reshape(-1)
 
     def _record_write(self, ins: Ins, warp: np.ndarray, cell: np.ndarray) -> None:
-        self.write_warp[cell] = self.local[warp]
-        self.write_clock[cell] = self.own_clock(warp)
+        self.write_agent[cell] = self.clocks.local[warp]
+        self.write_clock[cell] = self.clocks.own(warp)
         self.write_pc[cell] = ins.pc
-        if self.has_wgmma:
-            self.unfenced[cell] = True
 
     def atomic(self, ins: Ins, c: Any, lanes: np.ndarray, at: np.ndarray, n: int) -> None:
         """Atomics conflict with plain accesses but not with one another."""
@@ -123,38 +126,59 @@ class RaceDetector:
     def _check_flight(self, ins: Ins, warp: np.ndarray, cell: np.ndarray, verb: str) -> None:
         if not self.flying:
             return
-        flying = self.in_flight[cell]
-        if flying.any():
-            self._report(
-                ins, warp, cell, flying, verb, "copy in flight", self.write_pc, _FLIGHT_HINT
-            )
+        bad = self.in_flight[cell]
+        if bad.any():
+            pc = int(self.write_pc[cell[bad.argmax()]])
+            hint = _BULK_HINT if self._is_bulk(pc) else _FLIGHT_HINT
+            self._report(ins, warp, cell, bad, verb, "copy in flight", self.write_pc, hint)
+
+    def _is_bulk(self, pc: int) -> bool:
+        return "bulk" in self.c.launch.program.code[pc].mods
 
     def _check_writes(
         self, ins: Ins, warp: np.ndarray, cell: np.ndarray, verb: str, changed: Any
     ) -> None:
         # A cell nobody wrote has clock 0, which everybody knows; a warp knows its own clock.
-        writer = self.write_warp.take(cell)
-        known = self.clock.reshape(-1).take(warp * self.warps + writer)
+        known = self.clocks.known(warp, self.write_agent.take(cell))
         bad = self.write_clock.take(cell) > known
         if changed is not None:
             bad &= changed
         if bad.any():
-            self._report(ins, warp, cell, bad, verb, "write", self.write_pc)
+            copied = self.write_agent[cell[bad.argmax()]] >= self.clocks.readers
+            what, hint = ("bulk copy", _BULK_HINT) if copied else ("write", _HINT)
+            self._report(ins, warp, cell, bad, verb, what, self.write_pc, hint)
 
-    def _check_reads(self, ins: Ins, warp: np.ndarray, cell: np.ndarray, changed: Any) -> None:
-        late = self.reads[cell] > self.clock[warp]
+    def _check_reads(
+        self, ins: Ins, warp: np.ndarray, cell: np.ndarray, changed: Any, verb: str = "write"
+    ) -> None:
+        late = self.reads[cell] > self.clocks.table[:, : self.clocks.readers][warp]
         bad = late.any(1)
         if changed is not None:
             bad &= changed
         if bad.any():
-            self._report(ins, warp, cell, bad, "write", "read", self.read_pc)
-        if self.has_wgmma:
-            flying = self.tensor_reads[cell >> _TENSOR_CHUNK - self.shift] > 0
+            product = late[bad.argmax(), self.warps :].any()
+            what, hint = ("wgmma in flight", _TENSOR_HINT) if product else ("read", _HINT)
+            self._report(ins, warp, cell, bad, verb, what, self.read_pc, hint)
+        if self.storing:
+            bad = self.store_reads[cell >> _CHUNK - self.shift] > 0
             if changed is not None:
-                flying &= changed
-            if flying.any():
-                what = "wgmma in flight"
-                self._report(ins, warp, cell, flying, "write", what, self.read_pc, _TENSOR_HINT)
+                bad &= changed
+            if bad.any():
+                what = "bulk store in flight"
+                self._report(ins, warp, cell, bad, verb, what, self.read_pc, _STORE_HINT)
+
+    def _check_fenced(
+        self, ins: Ins, warp: np.ndarray, cell: np.ndarray, verb: str, reader: str
+    ) -> None:
+        """An asynchronous unit sees a thread's writes only after a proxy fence of that thread."""
+        writer = self.write_agent.take(cell)
+        mine = self.clocks.cta[warp] * self.warps + np.minimum(writer, self.warps - 1)
+        bad = (writer < self.warps) & (self.write_clock.take(cell) > self.fenced[mine])
+        if bad.any():
+            what, hint = "write that no fence.proxy.async followed", _FENCE_HINT
+            self._report(
+                ins, warp, cell, bad, verb, what, self.write_pc, hint.format(reader=reader)
+            )
 
     def _check_same_instruction(
         self, ins: Ins, ix: Any, at: np.ndarray, n: int, value: Any, warp: Any, cell: Any
@@ -207,15 +231,40 @@ class RaceDetector:
     # -- ordering
     def barrier(self, lanes: np.ndarray) -> None:
         """All ``lanes`` (of any number of CTAs) passed one barrier per CTA together."""
-        warps = np.unique(lanes >> 5)
-        cta = warps // self.warps
-        known = np.zeros((self.c.ctas, self.warps), np.int32)
-        np.maximum.at(known, cta, self.clock[warps])
-        self.clock[warps] = known[cta]
-        self._tick(warps)
+        self.clocks.join(lanes)
 
     def warp_sync(self, lanes: np.ndarray) -> None:
         """bar.warp.sync orders lanes of one warp, which are one agent here."""
+
+    def proxy_fence(self, lanes: np.ndarray) -> None:
+        """What these warps wrote, copies that have landed included, is visible to async units."""
+        warps = np.unique(lanes >> 5)
+        self.fenced[warps] = self.clocks.own(warps)
+        self.clocks.tick(warps)
+
+    def init_fence(self, lanes: np.ndarray) -> None:
+        """The mbarriers that these warps initialised are visible to async units."""
+        warps = np.unique(lanes >> 5)
+        self.init_fenced[warps] = self.clocks.own(warps)
+        self.clocks.tick(warps)
+
+    # -- mbarriers
+    def object_made(self, ins: Ins, lanes: np.ndarray, at: np.ndarray) -> None:
+        """mbarrier.init and .inval: writes of the object's 8 bytes."""
+        self.write(ins, self.c, lanes, at, 8, None)
+
+    def object_used(self, ins: Ins, lanes: np.ndarray, at: np.ndarray, by_copy: bool) -> None:
+        """Any other operation must come after the initialisation, but in no order among them."""
+        warp, cell = self._cells(lanes, at, 8)
+        self._check_writes(ins, warp, cell, "use of an mbarrier", None)
+        if by_copy:
+            mine = self.clocks.cta[warp] * self.warps + self.write_agent.take(cell)
+            seen = np.maximum(self.fenced[mine], self.init_fenced[mine])
+            bad = self.write_clock.take(cell) > seen
+            if bad.any():
+                what, verb = "mbarrier.init that no fence followed", "use of an mbarrier"
+                self._report(ins, warp, cell, bad, verb, what, self.write_pc, _INIT_HINT)
+        self._record_read(ins, warp, cell)
 
     # -- cp.async
     def issue_async(self, ins: Ins, c: Any, lanes: np.ndarray, at: np.ndarray, n: int) -> None:
@@ -231,34 +280,66 @@ class RaceDetector:
         """The issuing thread has waited: its copy is now an ordinary write of its warp."""
         warp, cell = self._cells(lanes, at, n)
         self.in_flight[cell] = False
-        self.write_clock[cell] = self.own_clock(warp)
+        self.write_clock[cell] = self.clocks.own(warp)
 
-    # -- wgmma
-    def tensor_issue(self, ins: Ins, warps: np.ndarray, chunks: np.ndarray) -> None:
-        """A product of ``warps`` begins to read 16-byte chunks at arena offsets [warps, n]."""
-        warp, cell = self._chunk_cells(warps, chunks)
+    # -- bulk copies
+    def bulk_issue(self, ins: Ins, lanes: np.ndarray, chunks: np.ndarray) -> None:
+        """A copy to 16-byte chunks at arena offsets [lanes, n] begins."""
+        warp, cell = self._chunk_cells(lanes, chunks)
+        self._check_flight(ins, warp, cell, "copy")
+        self._check_writes(ins, warp, cell, "copy", None)
+        self._check_reads(ins, warp, cell, None, "copy")
+        self._check_fenced(ins, warp, cell, "copy", "the copy")
+        self._record_write(ins, warp, cell)
+        self.reads[cell] = 0  # what comes after this write comes after them
+        self.in_flight[cell] = self.flying = True
+        self.atomic_write[cell] = False
+
+    def bulk_land(
+        self, lanes: np.ndarray, chunks: np.ndarray, thing: np.ndarray, phase: np.ndarray
+    ) -> None:
+        """The bytes belong to phase number ``phase`` (from 1) of an object per lane."""
+        cells = self._chunk_cells(lanes, chunks)[1]
+        parts = len(cells) // chunks.size
+        agent = np.broadcast_to(self.clocks.agent_of(thing)[:, None], chunks.shape).reshape(-1)
+        time = np.broadcast_to(phase[:, None], chunks.shape).reshape(-1)
+        self.in_flight[cells] = False
+        self.write_agent[cells] = np.tile(agent, parts)
+        self.write_clock[cells] = np.tile(time, parts)
+
+    def store_issue(self, ins: Ins, lanes: np.ndarray, chunks: np.ndarray) -> None:
+        """A bulk store begins to read chunks [lanes, n]."""
+        warp, cell = self._chunk_cells(lanes, chunks)
         self._check_flight(ins, warp, cell, "read")
         self._check_writes(ins, warp, cell, "read", None)
-        unfenced = self.unfenced[cell]
-        if unfenced.any():
-            what = "write that no fence.proxy.async followed"
-            self._report(ins, warp, cell, unfenced, "read", what, self.write_pc, _FENCE_HINT)
+        self._check_fenced(ins, warp, cell, "read", "the store")
         self.read_pc[cell] = ins.pc
-        np.add.at(self.tensor_reads, chunks.reshape(-1) >> _TENSOR_CHUNK, 1)
+        self.storing = True
+        np.add.at(self.store_reads, chunks.reshape(-1) >> _CHUNK, 1)
 
-    def tensor_done(self, ins: Ins, warps: np.ndarray, chunks: np.ndarray) -> None:
-        """The warps have waited: these are reads of theirs like others."""
-        self._record_read(ins, *self._chunk_cells(warps, chunks))
-        np.subtract.at(self.tensor_reads, chunks.reshape(-1) >> _TENSOR_CHUNK, 1)
+    def store_done(self, ins: Ins, lanes: np.ndarray, chunks: np.ndarray) -> None:
+        """The issuing threads have waited: these are reads of theirs like others."""
+        self._record_read(ins, *self._chunk_cells(lanes, chunks))
+        np.subtract.at(self.store_reads, chunks.reshape(-1) >> _CHUNK, 1)
 
-    def _chunk_cells(self, warps: np.ndarray, chunks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        lanes = np.broadcast_to((warps * 32)[:, None], chunks.shape)
-        return self._cells(lanes.reshape(-1), chunks.reshape(-1), 1 << _TENSOR_CHUNK)
+    # -- wgmma
+    def tensor_issue(
+        self, ins: Ins, warps: np.ndarray, chunks: np.ndarray, group: np.ndarray
+    ) -> None:
+        """Products of ``warps``, in wgmma-groups number ``group``, read chunks [warps, n]."""
+        warp, cell = self._chunk_cells(warps * 32, chunks)
+        self._check_flight(ins, warp, cell, "read")
+        self._check_writes(ins, warp, cell, "read", None)
+        self._check_fenced(ins, warp, cell, "read", "wgmma")
+        self.read_pc[cell] = ins.pc
+        place = cell * self.reads.shape[1] + self.clocks.tensor_agent(warp)
+        reads = self.reads.reshape(-1)
+        numbers = np.zeros(len(self.clocks.table), np.int64)
+        numbers[warps] = group + 1
+        for number in np.unique(numbers[warps]):
+            pick = place if (numbers[warps] == number).all() else place[numbers[warp] == number]
+            reads[pick] = np.maximum(reads[pick], number)
 
-    def proxy_fence(self, lanes: np.ndarray) -> None:
-        """What these warps wrote, copies that have landed included, is visible to wgmma."""
-        fenced = np.zeros(self.c.ctas * self.warps, bool)
-        fenced[np.unique(lanes >> 5)] = True
-        writer = self.write_warp.reshape(self.c.ctas, -1)
-        done = np.take_along_axis(fenced.reshape(self.c.ctas, -1), writer, 1).reshape(-1)
-        self.unfenced &= ~(done & ~self.in_flight)
+    def tensor_done(self, warps: np.ndarray, groups: np.ndarray) -> None:
+        """The warps have waited until the first ``groups`` groups of their warpgroup were done."""
+        self.clocks.learn(warps, self.clocks.tensor_agent(warps), groups)

@@ -68,7 +68,7 @@ class Scheduler:
                 pc, lanes, whole = picked
             self._advance(pc, lanes, whole)
             if self.spins > SPIN_LIMIT:
-                if c.progress == self.last_progress:
+                if c.progress == self.last_progress and not c.land_needed():
                     return False
                 self.last_progress, self.spins = c.progress, 0
 
@@ -143,6 +143,8 @@ class Scheduler:
         if not ready.any():
             if not c.live.any():
                 return None
+            if c.land_needed():
+                return self._pick()
             self._stuck()
         warps = self._choose(lowest, ready)
         mask = (table == lowest[:, None]) & warps[:, None]
@@ -171,6 +173,10 @@ class Scheduler:
             rest = self.sticky & ready
             if rest.any():
                 return rest
+        elif self.sticky is not None:
+            # It may be spinning for a warp that has come less far.
+            table = np.where(ready, self.c.age, NOT_READY).reshape(self.c.ctas, -1)
+            ready = ready & (table == table.min(1, keepdims=True)).reshape(-1)
         self.sticky_jumps = 0
         if self.schedule == "reverse":
             table = ready.reshape(self.c.ctas, -1)

@@ -23,12 +23,13 @@ from minitriton.runtime.emulator.warp import shuffle_sources
 
 _NO_DEST_NAMES = (
     "st red bra brx ret exit trap cp call stmatrix prefetch prefetchu fence membar bar "
-    "barrier nanosleep discard applypriority griddepcontrol brkpt pmevent setmaxnreg mbarrier"
+    "barrier nanosleep discard applypriority griddepcontrol brkpt pmevent setmaxnreg"
 )
 _NO_DEST = frozenset(_NO_DEST_NAMES.split())
-_ADDRESSES = frozenset({"ld", "ldu", "st", "atom", "red", "cp", "ldmatrix", "stmatrix"})
+_ADDRESSES = frozenset({"ld", "ldu", "st", "atom", "red", "cp", "ldmatrix", "stmatrix",
+                        "mbarrier"})  # fmt: skip
 _DEFINED_RESULT = frozenset({"mma", "wgmma", "vote", "redux", "match", "elect", "activemask", "ld",
-                             "ldu", "ldmatrix", "atom"})  # fmt: skip
+                             "ldu", "ldmatrix", "atom", "mbarrier"})  # fmt: skip
 
 
 def registers_in(operand: Any) -> list[Reg]:
@@ -50,6 +51,8 @@ def has_dest(ins: Ins) -> bool:
     """Whether the first operand is written."""
     if ins.op in ("bar", "barrier"):
         return "red" in ins.mods
+    if ins.op == "mbarrier":
+        return not isinstance(ins.ops[0], Mem)
     if ins.op == "wgmma":
         return "mma_async" in ins.mods
     return ins.op not in _NO_DEST
@@ -175,6 +178,13 @@ class UninitTracker:
         hint, what = "initialise the value, or do not store it", "an undefined value is stored"
         raise error(UninitialisedRead, ins, c, lanes[masks != 0], f"{what} to memory", hint)
 
+    def require_shared(self, ins: Ins, lanes: np.ndarray, at: np.ndarray, n: int) -> None:
+        """A bulk store must not carry undefined bytes to global memory."""
+        bad = self._undefined(self.c.shared, at, n)
+        if bad.any():
+            hint, what = "write the whole source first", "shared memory that was never written"
+            raise error(UninitialisedRead, ins, self.c, lanes[bad], f"a bulk store of {what}", hint)
+
     def atomic_bytes(
         self, ins: Ins, c: Any, lanes: np.ndarray, arena: Arena, at: np.ndarray, n: int
     ) -> None:
@@ -188,6 +198,10 @@ class UninitTracker:
         self.stored_bytes(arena, at, n)
 
     # -- registers
+    def written(self, index: int, ix: Any) -> None:
+        """A waiting instruction has given the register a value."""
+        self._set(index, ix, np.zeros(1, bool))
+
     def _set(self, index: int, ix: Any, bad: np.ndarray) -> None:
         if bad.dtype == np.bool_:
             bad = bad * np.uint8(ALL)

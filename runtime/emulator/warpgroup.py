@@ -4,7 +4,8 @@ Each warp computes its own 16 rows of a 64-row instruction. Sums are exact, of f
 which the hardware keeps some 14 bits. A product reads its operands and changes its accumulators
 when it lands: at issue (early) or when its warp waits for its group (late), as the landing policy
 says; for the race check its reads last until that wait either way. So a missing wait, commit or
-barrier shows in the result or is reported.
+barrier shows in the result or is reported. A group is the whole warpgroup's: none of its warps
+passes the wait for it before all have committed it, so that one of them may then answer for all.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ from minitriton.runtime.emulator.fragments import a_positions
 from minitriton.runtime.emulator.matrix import _stack, _whole_warps
 from minitriton.runtime.emulator.memory import error
 from minitriton.runtime.emulator.module import Ins
-from minitriton.runtime.emulator.operands import lanes_of, reader, writer
+from minitriton.runtime.emulator.operands import reader, writer
 from minitriton.runtime.emulator.syntax import Immediate, Vector
 from minitriton.runtime.emulator.tensor import operand_values
 
 Step = Callable[[Any, Any], None]
 _ROW_BYTES = 32  # of each row or column of an operand that one instruction reads
 _CHUNK = 16  # bytes that lie together whatever the swizzle
+_GROUP = 4  # warps of a warpgroup
 _SPANS = np.array([0, 128, 64, 32])  # by the descriptor's swizzle code
 
 
@@ -61,6 +63,10 @@ class Product:
         ) & ~np.int64(_CHUNK - 1)
 
 
+def _lanes(warps: np.ndarray) -> np.ndarray:
+    return (warps[:, None] * 32 + np.arange(32)).reshape(-1)
+
+
 class ProductEngine:
     """The products of a chunk that no warp has waited for, in order of issue."""
 
@@ -68,27 +74,76 @@ class ProductEngine:
         self.c = chunk
         self.pending: list[Product] = []
         self.committed = np.zeros(chunk.L >> 5, np.int64)
+        self.awaited = np.zeros(chunk.L >> 5, np.int64)  # groups that parked warps wait for
+        warps = chunk.padded >> 5
+        per_cta = -(-warps // _GROUP)
+        number = np.arange(chunk.L >> 5)
+        self.group = number // warps * per_cta + number % warps // _GROUP
+        self.groups = chunk.ctas * per_cta
 
     def issue(self, product: Product) -> None:
         c = self.c
         if c.race is not None:
-            c.race.tensor_issue(product.ins, product.warps, product.chunks())
+            c.race.tensor_issue(product.ins, product.warps, product.chunks(), product.group)
         policy = c.landing
         if policy == "random":
             policy = "early" if c.rng.random() < 0.5 else "late"
         waiting = any(not p.landed for p in self.pending)  # products land in order
         if policy == "early" and not waiting:
             self._land(product)
-        if not product.landed or c.race is not None:
+        if not product.landed:
             self.pending.append(product)
 
     def commit(self, warps: np.ndarray) -> None:
         self.committed[warps] += 1
+        self.recheck()
 
-    def wait(self, warps: np.ndarray, keep: int) -> None:
-        """End, for each warp, all but its ``keep`` newest groups."""
-        limit = np.full(len(self.committed), -1, np.int64)
-        limit[warps] = self.committed[warps] - keep
+    def _complete(self) -> np.ndarray:
+        """Per warpgroup, how many groups all its live warps have committed."""
+        fewest = np.full(self.groups, np.iinfo(np.int64).max)
+        alive = self.c.live.reshape(-1, 32).any(1)
+        np.minimum.at(fewest, self.group[alive], self.committed[alive])
+        return fewest
+
+    def wait(self, ins: Ins, warps: np.ndarray, keep: int) -> bool:
+        """End, for each warp, all but its ``keep`` newest groups; False if some are parked."""
+        limit = self.committed[warps] - keep
+        ready = self._complete()[self.group[warps]] >= limit
+        self._end(warps[ready], limit[ready])
+        if ready.all():
+            return True
+        c, early = self.c, warps[~ready]
+        c.split()
+        c.key[_lanes(warps[ready])] = ins.pc + 1
+        self.awaited[early] = limit[~ready]
+        c.park(_lanes(early), ins.pc, self)
+        return False
+
+    def recheck(self) -> None:
+        """Free the warps whose groups have been committed by the rest of their warpgroup."""
+        parked = np.flatnonzero(self.awaited)
+        if not len(parked):
+            return
+        free = parked[self._complete()[self.group[parked]] >= self.awaited[parked]]
+        self._end(free, self.awaited[free])
+        self.awaited[free] = 0
+        self.c.unpark(_lanes(free))
+
+    def describe(self, lane: int) -> str:
+        """What a parked lane is waiting for."""
+        warp = lane >> 5
+        done = int(self._complete()[self.group[warp]])
+        return f"wgmma group {self.awaited[warp]}: its warpgroup has committed only {done}"
+
+    def _end(self, warps: np.ndarray, groups: np.ndarray) -> None:
+        """The first ``groups`` groups of the warps' warpgroups are over."""
+        if self.c.race is not None and len(warps):
+            self.c.race.tensor_done(warps, groups)
+        if not self.pending:
+            return
+        ended = np.full(self.groups, -1, np.int64)
+        np.maximum.at(ended, self.group[warps], groups)
+        limit = ended[self.group]
         kept = []
         for product in self.pending:
             due = product.group < limit[product.warps]
@@ -96,10 +151,7 @@ class ProductEngine:
                 kept.append(product)
                 continue
             ended = product if due.all() else product.subset(due)
-            if not ended.landed:
-                self._land(ended)
-            if self.c.race is not None:
-                self.c.race.tensor_done(product.ins, ended.warps, ended.chunks())
+            self._land(ended)
             if ended is not product:
                 kept.append(product.subset(~due))
         self.pending = kept
@@ -171,7 +223,7 @@ def _product(ins: Ins) -> Step:
     row, column = _accumulator(columns)
 
     def land(c: Any, warps: np.ndarray, left: Any, right: np.ndarray) -> None:
-        lanes = (warps[:, None] * 32 + np.arange(32)).reshape(-1)
+        lanes = _lanes(warps)
         if left is None:
             x = operand_values(_stack(c, lanes, read_a, len(warps)), a_type)[:, fragment]
         else:
@@ -236,27 +288,18 @@ def _check_defined(ins: Ins, c: Any, product: Product) -> None:
 
 
 def wgmma(ins: Ins) -> Step:
-    """wgmma.mma_async, commit_group, wait_group and fence."""
+    """wgmma.mma_async, commit_group and fence."""
     if "mma_async" in ins.mods:
         return _product(ins)
     if "commit_group" in ins.mods:
         return lambda c, ix: c.engines["wgmma"].commit(_whole_warps(ins, c, ix))
-    if "wait_group" in ins.mods:
-        keep = ins.ops[0].value
-        return lambda c, ix: c.engines["wgmma"].wait(_whole_warps(ins, c, ix), keep)
     return lambda c, ix: None
 
 
-def fence(ins: Ins) -> Step:
-    """fence.proxy.async makes a thread's writes visible to wgmma; others change nothing here."""
-    if "proxy" not in ins.mods or not any(m.startswith("async") for m in ins.mods):
-        return lambda c, ix: None
-
-    def run(c: Any, ix: Any) -> None:
-        if c.race is not None:
-            c.race.proxy_fence(lanes_of(c, ix))
-
-    return run
+def wait_group(ins: Ins) -> Callable[[Any, Any], bool]:
+    """wgmma.wait_group; see `decode.Blocking`."""
+    keep = ins.ops[0].value
+    return lambda c, ix: c.engines["wgmma"].wait(ins, _whole_warps(ins, c, ix), keep)
 
 
-RULES: dict[str, Callable[[Ins], Step]] = {"wgmma": wgmma, "fence": fence}
+RULES: dict[str, Callable[[Ins], Step]] = {"wgmma": wgmma}

@@ -32,7 +32,7 @@ def compiled(warps: int = 8, stages: int = 3):
     constants = [ParamSpec(name, "constexpr", value=value) for name, value in blocks.items()]
     spec = Specialization((*pointers, *scalars, *constants), num_warps=warps, num_stages=stages)
     source = SourceFunction(tile_kernels.matmul)
-    settings = Options(cache=False)
+    settings = Options(cache=False, tma=False)  # copies by cp.async
     with use():
         return compile_kernel(source, spec, Target.parse("sm_90a"), settings=settings)
 

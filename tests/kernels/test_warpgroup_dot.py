@@ -288,6 +288,6 @@ def test_words_unpacked_in_registers(device, target, monkeypatch):
     out = torch.full((64, 32), float("nan"), device=device)
     compiled = packed_kernel[(1,)](w.view(torch.int32), x, out, 256, 64, 32, num_stages=3)
     assert (out - 2 * w.double() @ x.double().T).abs().max() < 1e-3
-    assert "2 loads pipelined in 3 stages" in str(compiled.metadata["remarks"])
+    assert "loads pipelined in 3 stages: " in str(compiled.metadata["remarks"])
     if target == "sm_90a":
         assert instructions(compiled) == 2 and "bf16x2" in compiled.asm["ptx"]

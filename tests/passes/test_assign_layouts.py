@@ -104,3 +104,12 @@ def test_a_sum_of_dots_has_one_layout(kernel):
     )
     module = kern.compile(upto="assign_layouts")
     assert [int_array(dot, "mt.warps") for dot in ops_named(module, "mt.dot")] == [[4, 1]] * 2
+
+
+@pytest.mark.parametrize("keys", [64, 40])
+def test_rows_stay_in_one_warp_through_a_branch(kernel, keys):
+    """Else the left operand of the second product would go through shared memory."""
+    kern = kernel(tile_kernels.masked_in_a_branch, x="*fp16", y="*fp16", out="*fp32", n="i32", B=64)
+    x, y = (RNG.standard_normal((64, 64)).astype(np.float16) for _ in range(2))
+    module = kern.check([x, y, np.zeros((64, 64), np.float32)], [keys])
+    assert [int_array(dot, "mt.warps") for dot in ops_named(module, "mt.dot")] == [[4, 1]] * 2

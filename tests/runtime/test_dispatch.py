@@ -23,6 +23,7 @@ from minitriton.jit import Kernel
 from minitriton.runtime import launch
 from minitriton.runtime.arguments import ArgumentError
 from minitriton.runtime.module import Function
+from minitriton.tools.tensor_descriptor import TensorDescriptor
 
 
 class OnGpu(torch.Tensor):
@@ -152,6 +153,11 @@ ITEMS: list[Any] = [
     tl.constexpr(5), tl.constexpr(True), tl.constexpr(1), (tl.constexpr(5), X),
     (tl.constexpr(6), X), (tl.constexpr("a"), 7), (tl.float32, X), helper, (helper, X),
     EMPTY, (EMPTY,), (X, EMPTY, 3),
+    TensorDescriptor(X, [4, 16], [16, 1], [2, 8]), TensorDescriptor(Y, [3, 12], [16, 1], [2, 8]),
+    TensorDescriptor(X, [4, 14], [16, 1], [2, 8]), TensorDescriptor(X, [64], [1], [8]),
+    TensorDescriptor(X, [4, 16], [16, 1], (2, 8), "nan"), TensorDescriptor(X, [64], [1], [16]),
+    TensorDescriptor(on_gpu(dtype=torch.bfloat16), [64], [1], [16]),
+    (TensorDescriptor(X, [2, 2, 16], [32, 16, 1], [1, 1, 4]), 5, X),
 ]  # fmt: skip
 
 

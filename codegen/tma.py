@@ -1,0 +1,106 @@
+"""TMA copies into shared memory and the mbarriers that count their bytes."""
+
+from __future__ import annotations
+
+import itertools
+from math import prod
+
+from minitriton.codegen.lower import Lowering, integer_attribute
+from minitriton.ir.dialect import MemType
+from minitriton.ir.mlir import ir
+
+BARRIER_BYTES = 8
+
+
+def lower_tma_copy(lowering: Lowering, op: ir.Operation) -> None:
+    """One instruction per box; boxes are narrower than the tile where its rows are wider than the
+    swizzle, and lower where it has more rows than a box may have."""
+    buffer, barrier, runs, *coordinates = op.operands
+    number = integer_attribute(op, "map")
+    description = lowering.tensor_maps[number]
+    tile = MemType(buffer.type).tensor_type.shape
+    places = list(ir.DenseI32ArrayAttr(op.attributes["dims"]))  # of the tile's dims in the map
+    box = [description["box"][place] for place in places]
+    inner = places.index(0)
+    target, signal = _address(lowering, buffer), _address(lowering, barrier)
+    starts = [lowering.scalar(c) for c in coordinates]
+    rank, size = len(starts), description["element_bytes"]
+    names = ", ".join(f"${3 + i}" for i in range(rank))
+    text = (
+        f"@$0 cp.async.bulk.tensor.{rank}d.shared::cluster.global.mbarrier::complete_tx::bytes "
+        f"[$1], [$2, {{{names}}}], [${3 + rank}];"
+    )
+    constraints = ",".join(["b", "r", "l", *["r"] * rank, "r", "~{memory}"])
+    asks = lowering.and_(lowering.is_first_thread, lowering.scalar(runs))
+    bytes_before = 0
+    for corner in _corners(tile, box, inner):
+        moved = list(starts)
+        for dim, place in enumerate(places):
+            if corner[dim]:
+                moved[place] = lowering.add(moved[place], corner[dim])
+        at = lowering.add(target, bytes_before) if bytes_before else target
+        operands = [asks, at, lowering.map_pointers[number], *moved, signal]
+        lowering.asm(text, constraints, [], operands)
+        bytes_before += prod(box) * size
+
+
+def _corners(tile: list[int], box: list[int], inner: int) -> list[list[int]]:
+    """First elements of the boxes in the order in which they lie in memory: panel by panel."""
+    steps = [range(0, extent, step) for extent, step in zip(tile, box, strict=True)]
+    panels, rows = steps[inner], [s for dim, s in enumerate(steps) if dim != inner]
+    found = []
+    for first, *others in itertools.product(panels, *rows):
+        corner = list(others)
+        corner.insert(inner, first)
+        found.append(corner)
+    return found
+
+
+def _address(lowering: Lowering, buffer: ir.Value) -> ir.Value:
+    return lowering.op("llvm.ptrtoint", lowering.i32, (lowering.scalar(buffer),))
+
+
+def lower_mbarrier_init(lowering: Lowering, op: ir.Operation) -> None:
+    _each_barrier(lowering, op, "mbarrier.init.shared::cta.b64 [$1], 1;")
+    lowering.asm("fence.mbarrier_init.release.cluster;", "~{memory}", [])
+
+
+def lower_mbarrier_inval(lowering: Lowering, op: ir.Operation) -> None:
+    _each_barrier(lowering, op, "mbarrier.inval.shared::cta.b64 [$1];")
+
+
+def _each_barrier(lowering: Lowering, op: ir.Operation, text: str) -> None:
+    first = _address(lowering, op.operands[0])
+    count = prod(MemType(op.operands[0].type).tensor_type.shape)
+    for number in range(count):
+        at = lowering.add(first, number * BARRIER_BYTES) if number else first
+        lowering.asm(f"@$0 {text}", "b,r,~{memory}", [], [lowering.is_first_thread, at])
+
+
+def lower_mbarrier_expect(lowering: Lowering, op: ir.Operation) -> None:
+    barrier, runs = op.operands
+    asks = lowering.and_(lowering.is_first_thread, lowering.scalar(runs))
+    count = integer_attribute(op, "bytes")
+    lowering.asm(
+        f"@$0 mbarrier.arrive.expect_tx.shared::cta.b64 _, [$1], {count};",
+        "b,r,~{memory}", [], [asks, _address(lowering, barrier)],
+    )  # fmt: skip
+
+
+def lower_mbarrier_wait(lowering: Lowering, op: ir.Operation) -> None:
+    barrier, parity = op.operands
+    lowering.asm(
+        "{\n.reg .pred done;\nWAIT:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [$0], $1;\n"
+        "@done bra DONE;\nbra WAIT;\nDONE:\n}",
+        "r,r,~{memory}", [], [_address(lowering, barrier), lowering.scalar(parity)],
+    )  # fmt: skip
+
+
+RULES = {
+    "mt.tma_copy": lower_tma_copy,
+    "mt.mbarrier_init": lower_mbarrier_init,
+    "mt.mbarrier_inval": lower_mbarrier_inval,
+    "mt.mbarrier_expect": lower_mbarrier_expect,
+    "mt.mbarrier_wait": lower_mbarrier_wait,
+}

@@ -1,0 +1,217 @@
+"""Which loads can be TMA copies: boxes of a tensor that the launcher can describe.
+
+A tensor map holds an argument's address, and sizes and strides of up to five dimensions; the copy
+gives the coordinates of its first element, and elements outside the sizes arrive as zeros. So the
+address must be base + sum_d stride_d (coordinate_d + index_d) with strides that depend on arguments
+alone, and the mask must say exactly what the sizes say. `plan` proves both, or says what is amiss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from minitriton.ir.axis_analysis import AxisFacts
+from minitriton.ir.mlir import ir
+from minitriton.passes.affine import (
+    ONE,
+    ZERO,
+    Affine,
+    AffineAnalysis,
+    Monomial,
+    Polynomial,
+    bounds_of,
+)
+from minitriton.passes.traversal import Value
+from minitriton.passes.unobserved import unobserved
+
+MAX_RANK = 5
+MAX_BOX = 256  # elements along a dimension of a box
+STRIDE_BYTES = 16  # strides and the base are multiples of this
+
+
+class NotAffine(Exception):
+    """The load has no tensor map; the message says why."""
+
+
+@dataclass(frozen=True)
+class MapDim:
+    """A dimension of the tensor: stride and size from arguments alone (size None: no end known),
+    and the coordinate of the copy's first element; `tile_dim` is the tile's, if it is one."""
+
+    stride: Polynomial
+    size: Polynomial | None
+    coordinate: Polynomial
+    tile_dim: int | None
+
+
+@dataclass(frozen=True)
+class MapPlan:
+    """base: number of an argument; offset: elements from there, from arguments alone; dims: inner
+    first; non_negative: arguments that must not be negative."""
+
+    base: int
+    offset: Polynomial
+    dims: tuple[MapDim, ...]
+    non_negative: frozenset[int] = field(default=frozenset())
+
+
+def plan(
+    load: ir.Operation, order: Sequence[int], size: int, analysis: AffineAnalysis, facts: AxisFacts
+) -> MapPlan:
+    """The tensor map of a load of elements of `size` bytes; order: its dims, fastest first.
+
+    Raises NotAffine.
+    """
+    return _Planner(load, order, size, analysis, facts).plan()
+
+
+class _Planner:
+    def __init__(
+        self, load: ir.Operation, order: Sequence[int], size: int, analysis: AffineAnalysis,
+        facts: AxisFacts,
+    ) -> None:  # fmt: skip
+        self._load, self._order, self._size = load, list(order), size
+        self._analysis, self._facts = analysis, facts
+
+    def plan(self) -> MapPlan:
+        address = self._analysis.of(self._load.operands[0])
+        if address is None or address.base is None:
+            raise NotAffine("its addresses are not an argument plus an affine function")
+        self._check_strides(address)
+        upper, lower = self._bounds(address)
+        rest, found = address.scalar, {}
+        # bounded dimensions first: no choice there; without a bound the widest stride takes first
+        for dim in sorted(self._order, key=lambda d: (d not in upper, -self._order.index(d))):
+            stride, end = address.dims[dim], upper.get(dim)
+            coordinate = self._coordinate(dim, stride, rest, end, lower.get(dim))
+            rest = rest - stride * coordinate
+            found[dim] = MapDim(stride, None if end is None else end + coordinate, coordinate, dim)
+        rest, outer = self._outer(rest, self._analysis.entry_argument(address.base))
+        dims = [*(found[dim] for dim in self._order), *outer]
+        if len(dims) > MAX_RANK:
+            raise NotAffine(f"it would take a tensor map of rank {len(dims)}")
+        arguments = {n for wrap in address.wraps for n in wrap.non_negative}
+        for made in dims:
+            if made.tile_dim not in lower and not self._analysis.non_negative(
+                made.coordinate, arguments
+            ):
+                raise NotAffine("a coordinate may be negative")
+        return MapPlan(address.base, rest, tuple(dims), frozenset(arguments))
+
+    def _check_strides(self, address: Affine) -> None:
+        inner, *outer = self._order
+        if address.dims[inner] != ONE:
+            raise NotAffine(f"elements along dimension {inner} are not known to be adjacent")
+        for dim in outer:
+            if not self._from_arguments(address.dims[dim]):
+                raise NotAffine(f"the stride of dimension {dim} does not come from arguments alone")
+            if not self._divisible(address.dims[dim]):
+                raise NotAffine(f"the stride of dimension {dim} is not a proved multiple of 16 B")
+
+    def _bounds(self, address: Affine) -> tuple[dict[int, Polynomial], dict[int, Polynomial]]:
+        """(ends, starts) of the index along each dimension that the load is confined to."""
+        upper: dict[int, Polynomial] = {}
+        lower: dict[int, Polynomial] = {}
+        if len(self._load.operands) > 1:
+            found = bounds_of(self._load.operands[1], self._analysis)
+            if found is None:
+                raise NotAffine("its mask is not a box of coordinates")
+            for dim, limit, is_upper in found:
+                side = upper if is_upper else lower
+                if side.setdefault(dim, limit) != limit:
+                    raise NotAffine(f"its mask bounds dimension {dim} twice")
+        for wrap in address.wraps:
+            if not unobserved(self._load.results[0], wrap.dim, wrap.bound, self._analysis):
+                raise NotAffine(f"elements that `%` wraps along dimension {wrap.dim} may be used")
+            if upper.setdefault(wrap.dim, wrap.bound) != wrap.bound:
+                raise NotAffine(f"its mask bounds dimension {wrap.dim} beside a `%`")
+        return upper, lower
+
+    def _coordinate(
+        self, dim: int, stride: Polynomial, rest: Polynomial, end: Polynomial | None,
+        start: Polynomial | None,
+    ) -> Polynomial:  # fmt: skip
+        """Of the first element along `dim`: where a mask starts it is 0 there; else what makes the
+        size, end + coordinate, depend on arguments alone; without an end, all of the address that
+        the stride divides."""
+        if start is not None:
+            coordinate = ZERO - start
+        elif end is None:
+            return _quotient(rest, stride, self._analysis)
+        else:
+            coordinate = Polynomial(
+                {m: -c for m, c in end.terms.items() if not self._constant_term(m)}
+            )
+        if end is not None and not self._from_arguments(end + coordinate):
+            raise NotAffine(f"where dimension {dim} ends does not come from arguments alone")
+        return coordinate
+
+    def _outer(self, rest: Polynomial, base: Value) -> tuple[Polynomial, list[MapDim]]:
+        """What is left of the address as further dimensions (batch, head, ...) and an offset."""
+        offset = Polynomial()
+        by_stride: dict[Monomial, Polynomial] = {}
+        for monomial, coefficient in rest.terms.items():
+            fixed = tuple(a for a in monomial if self._analysis.argument(a) is not None)
+            if fixed == monomial:
+                offset = offset + Polynomial({monomial: coefficient})
+                continue
+            varying = tuple(a for a in monomial if a not in fixed)
+            term = Polynomial({varying: coefficient})
+            by_stride[fixed] = by_stride.get(fixed, Polynomial()) + term
+        dims = []
+        for fixed, coordinate in by_stride.items():
+            unit = STRIDE_BYTES // self._size
+            stride, scaled = Polynomial({fixed: 1}), coordinate
+            if not self._divisible(stride):  # a constant factor may help
+                whole = coordinate.divided(unit)
+                if whole is None:
+                    raise NotAffine("an offset is not a proved multiple of 16 B")
+                stride, scaled = Polynomial({fixed: unit}), whole
+            dims.append(MapDim(stride, None, scaled, None))
+        if not self._divisible(offset) or self._facts.of(base).divisibility[0] % STRIDE_BYTES:
+            raise NotAffine("the address of the first element is not a proved multiple of 16 B")
+        return offset, dims
+
+    def _constant_term(self, monomial: Monomial) -> bool:
+        return all(self._analysis.argument(a) is not None for a in monomial)
+
+    def _from_arguments(self, value: Polynomial) -> bool:
+        return all(map(self._constant_term, value.terms))
+
+    def _divisible(self, value: Polynomial) -> bool:
+        """Whether so many elements are a multiple of 16 bytes, by what is known of arguments."""
+        for monomial, coefficient in value.terms.items():
+            known = abs(coefficient) * self._size
+            for atom in monomial:
+                known *= max(self._facts.of(v).everywhere() for v in self._analysis.names[atom])
+            if known % STRIDE_BYTES:
+                return False
+        return True
+
+
+def _quotient(rest: Polynomial, stride: Polynomial, analysis: AffineAnalysis) -> Polynomial:
+    """The terms of `rest` that are `stride` (one term) times something, without it; for a stride of
+    one those without arguments, as an argument in a product is another dimension's stride."""
+    if len(stride.terms) != 1:
+        return ZERO
+    ((divisor, factor),) = stride.terms.items()
+    found: dict[Monomial, int] = {}
+    for monomial, coefficient in rest.terms.items():
+        left = _without(monomial, divisor)
+        if left is None or coefficient % factor:
+            continue
+        is_plain = all(analysis.argument(a) is None for a in left)
+        if is_plain if stride == ONE else left:
+            found[left] = coefficient // factor
+    return Polynomial(found)
+
+
+def _without(monomial: Monomial, divisor: Monomial) -> Monomial | None:
+    """`monomial` over `divisor`; None where that is no monomial."""
+    left = list(monomial)
+    for atom in divisor:
+        if atom not in left:
+            return None
+        left.remove(atom)
+    return tuple(left)

@@ -1,0 +1,181 @@
+"""The copies of a pipelined loop that TMA makes: one thread asks, an mbarrier per slot counts.
+
+    before the loop: mbarrier_init; barrier; expect and tma_copy of the first stages-1 iterations
+    in it:           mbarrier_wait slot; barrier; expect and tma_copy for iteration i+stages-1
+    after it:        mbarrier_inval
+
+A slot's barrier completes one phase each time that the slot is filled, so the parity to wait for
+changes whenever the slot numbers start again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from minitriton.ir.builder import Builder, i32_attr
+from minitriton.ir.dialect import MemType
+from minitriton.ir.encoding import encode
+from minitriton.ir.linear_layout import LinearLayout
+from minitriton.ir.matrix_descriptor import operand_span
+from minitriton.ir.mlir import ir
+from minitriton.ir.tensor_map_specs import add_spec
+from minitriton.passes.affine import AffineAnalysis, Polynomial
+from minitriton.passes.tensor_maps import MAX_BOX, MapPlan
+from minitriton.passes.traversal import Value
+
+Rebuild = Callable[[Value], Value]
+
+
+class Filled(Protocol):
+    """A multi-buffer that TMA fills."""
+
+    load: ir.Operation
+    map: MapPlan | None
+    order: tuple[int, ...]
+    bytes: int
+    fixed: bool
+
+    def at(self, index: Value, builder: Builder) -> Value:
+        """The slot with this number."""
+
+
+class TmaCopies:
+    """The barriers of one loop, and what fills its buffers."""
+
+    def __init__(
+        self, module: ir.Module, buffers: Sequence[Any], analysis: AffineAnalysis, stages: int,
+        builder: Builder,
+    ) -> None:  # fmt: skip
+        self._analysis = analysis
+        self._buffers = [buffer for buffer in buffers if buffer.map is not None]
+        self._maps = [
+            add_spec(module.operation, _described(buffer, analysis)) for buffer in self._buffers
+        ]
+        self._moving = any(not buffer.fixed for buffer in self._buffers)
+        if not self._moving:  # one barrier, which completes once
+            stages = 1
+        self._i32 = ir.IntegerType.get_signless(32)
+        i64 = ir.IntegerType.get_signless(64)
+        layout = LinearLayout.shared((1,), ())
+        self._slot_type = _mem_type([1], i64, layout)
+        self._barriers = builder.op(
+            "mt.local_alloc", _mem_type([stages, 1], i64, layout), (),
+            {"mt.pipelined": ir.UnitAttr.get()},
+        )  # fmt: skip
+        builder.create("mt.mbarrier_init", [], [self._barriers])
+        builder.create("mt.proxy_fence", [])  # the buffers may have been something else's memory
+        builder.create("mt.barrier", [])
+
+    def _slot(self, index: Value, builder: Builder) -> Value:
+        return builder.op("mt.mem_index", self._slot_type, [self._barriers, index])
+
+    def issue(
+        self, slot: Value, runs: Value, rebuild: Rebuild, builder: Builder, *, first: bool
+    ) -> None:
+        """The copies of one iteration into slot number `slot`, if it `runs`; `first`: those of
+        tiles that never change come along. `rebuild` gives atoms as they are in that iteration."""
+        chosen = [
+            (buffer, number)
+            for buffer, number in zip(self._buffers, self._maps, strict=True)
+            if first or not buffer.fixed
+        ]
+        if not chosen:
+            return
+        barrier = self._slot(slot, builder)
+        total = sum(buffer.bytes for buffer, _ in chosen)
+        builder.create("mt.mbarrier_expect", [], [barrier, runs], {"bytes": i32_attr(total)})
+        for buffer, number in chosen:
+            plan = buffer.map
+            with builder.at(builder.ip, buffer.load.location):
+                coordinates = [
+                    self._evaluate(dim.coordinate, rebuild, builder) for dim in plan.dims
+                ]
+                places = {d.tile_dim: n for n, d in enumerate(plan.dims) if d.tile_dim is not None}
+                dims = [places[d] for d in range(len(buffer.order))]
+                builder.create(
+                    "mt.tma_copy", [], [buffer.at(slot, builder), barrier, runs, *coordinates],
+                    {"map": i32_attr(number), "dims": ir.DenseI32ArrayAttr.get(dims)},
+                )  # fmt: skip
+
+    def wait(self, slot: Value, parity: Value, builder: Builder) -> None:
+        """Until the copies into slot number `slot` are there."""
+        if not self._moving:
+            slot = parity = builder.constant(self._i32, 0)
+        builder.create("mt.mbarrier_wait", [], [self._slot(slot, builder), parity])
+
+    def end(self, builder: Builder) -> None:
+        """After the loop: the memory of the barriers may serve others."""
+        builder.create("mt.mbarrier_inval", [], [self._barriers])
+        builder.create("mt.local_dealloc", [], [self._barriers])
+
+    def _evaluate(self, value: Polynomial, rebuild: Rebuild, builder: Builder) -> Value:
+        """An i32 with the value of a polynomial."""
+        total: Value | None = None
+        for monomial, coefficient in sorted(value.terms.items()):
+            term: Value | None = None
+            for atom in monomial:
+                factor = self._narrow(rebuild(self._analysis.atoms[atom]), builder)
+                term = factor if term is None else self._op("muli", term, factor, builder)
+            constant = builder.constant(self._i32, coefficient)
+            if term is None:
+                term = constant
+            elif coefficient != 1:
+                term = self._op("muli", term, constant, builder)
+            total = term if total is None else self._op("addi", total, term, builder)
+        return builder.constant(self._i32, 0) if total is None else total
+
+    def _op(self, name: str, a: Value, b: Value, builder: Builder) -> Value:
+        return builder.op(f"arith.{name}", self._i32, [a, b])
+
+    def _narrow(self, value: Value, builder: Builder) -> Value:
+        width = ir.IntegerType(value.type).width
+        if width == 32:
+            return value
+        name = "arith.trunci" if width > 32 else "arith.extsi"
+        return builder.op(name, self._i32, [value])
+
+
+def _mem_type(shape: list[int], element: ir.Type, slot: LinearLayout) -> ir.Type:
+    tensor = ir.RankedTensorType.get(shape, element, encoding=encode(slot))
+    return MemType.get(ir.TypeAttr.get(tensor))
+
+
+def atoms_of(plan: MapPlan, analysis: AffineAnalysis) -> list[Value]:
+    """The scalars that a plan's coordinates are made of."""
+    numbers = {atom for dim in plan.dims for atom in dim.coordinate.atoms()}
+    return [analysis.atoms[number] for number in sorted(numbers)]
+
+
+def _described(buffer: Filled, analysis: AffineAnalysis) -> dict[str, Any]:
+    """The tensor map of a buffer's tile as data (ir/tensor_map_specs.py)."""
+
+    def terms(value: Polynomial) -> list[Any]:
+        return [
+            [c, [analysis.argument(a) for a in monomial]]
+            for monomial, c in sorted(value.terms.items())
+        ]
+
+    plan, type_ = buffer.map, buffer.load.results[0].type
+    assert plan is not None, "a buffer that TMA fills"
+    size = type_.element_type.width // 8
+    shape = tuple(type_.shape)
+    span = operand_span(shape, buffer.order, size)
+    inner = buffer.order[0]
+    box = [
+        1 if d.tile_dim is None
+        else span // size if d.tile_dim == inner
+        else min(shape[d.tile_dim], MAX_BOX)
+        for d in plan.dims
+    ]  # fmt: skip
+    return {
+        "base": plan.base,
+        "offset": terms(plan.offset),
+        "strides": [terms(d.stride) for d in plan.dims[1:]],
+        "sizes": [None if d.size is None else terms(d.size) for d in plan.dims],
+        "box": box,
+        "swizzle": span,
+        "element_bytes": size,
+        "element": str(type_.element_type),
+        "non_negative": sorted(plan.non_negative),
+    }

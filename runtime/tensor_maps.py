@@ -1,0 +1,124 @@
+"""The tensor maps of a kernel's TMA copies, made from the arguments of a launch.
+
+`ir/tensor_map_specs.py` says how the compiler describes them. A launch whose arguments no map can
+describe (an empty matrix, a negative stride) has none: it takes the kernel that copies without TMA.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from minitriton.runtime import driver
+from minitriton.runtime.tensor_map import MAP_BYTES, TensorMap
+
+ENDLESS = 1 << 31  # size of a dimension whose end only the kernel's mask of other dimensions knows
+CACHED = 1024  # sets of maps kept per kernel
+Terms = Sequence[Sequence[Any]]  # [[coefficient, [numbers of arguments]], ...]
+
+
+def tensor_map(spec: dict[str, Any], values: Sequence[int]) -> TensorMap | None:
+    """The map for a launch with these arguments; None where there is no such map."""
+    size = spec["element_bytes"]
+    if any(values[number] < 0 for number in spec["non_negative"]):
+        return None
+    sizes = [ENDLESS if s is None else evaluate(s, values) for s in spec["sizes"]]
+    try:
+        return TensorMap(
+            address=values[spec["base"]] + evaluate(spec["offset"], values) * size,
+            element_bytes=size,
+            dims=tuple(sizes),
+            strides=tuple(evaluate(s, values) * size for s in spec["strides"]),
+            box=tuple(spec["box"]),
+            swizzle=spec["swizzle"],
+        )
+    except ValueError:
+        return None
+
+
+def evaluate(terms: Terms, values: Sequence[int]) -> int:
+    """A sum of products of arguments."""
+    total = 0
+    for coefficient, numbers in terms:
+        for number in numbers:
+            coefficient *= values[number]
+        total += coefficient
+    return total
+
+
+def needed(specs: Sequence[dict[str, Any]]) -> list[int]:
+    """The arguments that the maps depend on."""
+    found = set()
+    for spec in specs:
+        found |= {spec["base"], *spec["non_negative"]}
+        terms = [spec["offset"], *spec["strides"], *(s for s in spec["sizes"] if s is not None)]
+        found |= {number for sums in terms for _, numbers in sums for number in numbers}
+    return sorted(found)
+
+
+def packed(specs: Sequence[dict[str, Any]], values: Sequence[int]) -> list[bytes] | None:
+    """The emulator's form of all maps of a launch; None where one cannot be."""
+    maps = [tensor_map(spec, values) for spec in specs]
+    return [m.pack() for m in maps if m is not None] if None not in maps else None
+
+
+def encoder(specs: Sequence[dict[str, Any]], count: int) -> Callable[..., bytes | None]:
+    """A function of the values that `needed` names: the driver's form of all maps, one after the
+    other, or None where one cannot be. `count`: arguments of the kernel."""
+    numbers = needed(specs)
+    kept: dict[tuple[int, ...], bytes | None] = {}
+
+    def maps(*found: int) -> bytes | None:
+        if found in kept:
+            return kept[found]
+        if len(kept) >= CACHED:
+            kept.clear()
+        values = [0] * count
+        for number, value in zip(numbers, found, strict=True):
+            values[number] = value
+        made = [tensor_map(spec, values) for spec in specs]
+        result = None
+        if None not in made:
+            pairs = zip(made, specs, strict=True)
+            result = b"".join(_encode(m, spec["element"]) for m, spec in pairs if m is not None)
+        kept[found] = result
+        return result
+
+    return maps
+
+
+_TYPES = {
+    "bf16": "BFLOAT16", "f16": "FLOAT16", "f32": "FLOAT32", "f64": "FLOAT64",
+    "f8E4M3FN": "UINT8", "f8E5M2": "UINT8", "i8": "UINT8", "i16": "UINT16", "i32": "INT32",
+    "i64": "INT64",
+}  # fmt: skip
+
+
+def _encode(found: TensorMap, element: str) -> bytes:
+    """MAP_BYTES from cuTensorMapEncodeTiled."""
+    cuda = driver.bindings()
+    type_ = getattr(cuda.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{_TYPES[element]}")
+    swizzle = getattr(
+        cuda.CUtensorMapSwizzle,
+        f"CU_TENSOR_MAP_SWIZZLE_{found.swizzle}B"
+        if found.swizzle
+        else "CU_TENSOR_MAP_SWIZZLE_NONE",
+    )
+    made = driver.check(
+        cuda.cuTensorMapEncodeTiled(
+            type_,
+            found.rank,
+            found.address,
+            [cuda.cuuint64_t(n) for n in found.dims],
+            [cuda.cuuint64_t(n) for n in found.strides],
+            [cuda.cuuint32_t(n) for n in found.box],
+            [cuda.cuuint32_t(1)] * found.rank,
+            cuda.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+            swizzle,
+            cuda.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            cuda.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        ),
+        "encoding a tensor map",
+    )
+    return ctypes.string_at(int(made.getPtr()), MAP_BYTES)

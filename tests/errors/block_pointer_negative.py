@@ -1,0 +1,12 @@
+"""A negative size."""
+
+# ruff: noqa
+import minitriton.language as tl
+from minitriton.frontend.source import DeviceFunction as jit
+
+
+def kernel(p, n):
+    block = tl.make_block_ptr(p, (-4, n), (n, 1), (0, 0), (16, 32), (1, 0))
+
+
+ARGUMENTS = dict(p="*fp32", n="i32")

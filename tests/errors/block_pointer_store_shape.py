@@ -1,0 +1,13 @@
+"""A store of another shape."""
+
+# ruff: noqa
+import minitriton.language as tl
+from minitriton.frontend.source import DeviceFunction as jit
+
+
+def kernel(p, n):
+    block = tl.make_block_ptr(p, (n, n), (n, 1), (0, 0), (16, 32), (1, 0))
+    tl.store(block, tl.zeros((16, 16), tl.float32), boundary_check=(0,))
+
+
+ARGUMENTS = dict(p="*fp32", n="i32")

@@ -1,0 +1,13 @@
+"""A store of another type."""
+
+# ruff: noqa
+import minitriton.language as tl
+from minitriton.frontend.source import DeviceFunction as jit
+
+
+def kernel(p, n):
+    block = tl.make_block_ptr(p, (n, n), (n, 1), (0, 0), (16, 32), (1, 0))
+    tl.store(block, tl.zeros((16, 32), tl.float16))
+
+
+ARGUMENTS = dict(p="*fp32", n="i32")

@@ -1,0 +1,13 @@
+"""tl.load of a descriptor."""
+
+# ruff: noqa
+import minitriton.language as tl
+from minitriton.frontend.source import DeviceFunction as jit
+
+
+def kernel(p, n):
+    desc = tl.make_tensor_descriptor(p, [n, n], [n, 1], [16, 32])
+    x = tl.load(desc)
+
+
+ARGUMENTS = dict(p="*fp32", n="i32")

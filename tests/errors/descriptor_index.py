@@ -1,0 +1,13 @@
+"""A descriptor indexed like an array."""
+
+# ruff: noqa
+import minitriton.language as tl
+from minitriton.frontend.source import DeviceFunction as jit
+
+
+def kernel(p, n):
+    desc = tl.make_tensor_descriptor(p, [n, n], [n, 1], [16, 32])
+    x = desc[0, 1]
+
+
+ARGUMENTS = dict(p="*fp32", n="i32")

@@ -1,0 +1,13 @@
+"""An index of 64 bits."""
+
+# ruff: noqa
+import minitriton.language as tl
+from minitriton.frontend.source import DeviceFunction as jit
+
+
+def kernel(p, n):
+    desc = tl.make_tensor_descriptor(p, [n, n], [n, 1], [16, 32])
+    x = desc.load([n.to(tl.int64) * 16, 0])
+
+
+ARGUMENTS = dict(p="*fp32", n="i32")

@@ -1,0 +1,142 @@
+"""Which loads become TMA copies, and that the programs then still mean the same."""
+
+import json
+
+import numpy as np
+import pytest
+
+from minitriton.ir.mlir import ir
+from minitriton.ir.tensor_map_specs import read_specs
+from minitriton.passes.remarks import remarks_of
+from minitriton.passes.traversal import kernel_of, walk
+from tests.passes import tma_kernels
+
+RNG = np.random.default_rng(11)
+MATRICES = {"a": "*fp16", "b": "*fp16", "c": "*fp32", "M": "i32", "N": "i32", "K": "i32"}
+STRIDES = {"sa": "i32:16", "sb": "i32:16"}
+
+
+def halves(*shape):
+    return (RNG.standard_normal(shape) / 4).astype(np.float16)
+
+
+def ops_named(module, name):
+    return [op for op in walk(kernel_of(module)) if op.name == name]
+
+
+def reasons(module):
+    return [text.split("by TMA: ")[1] for text in remarks_of(module) if "by TMA: " in text]
+
+
+def boxes(module):
+    return len(read_specs(module.operation))
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(64, 64, 128), (80, 48, 144), (16, 112, 16)])
+def test_offsets_that_wrap_round(kernel, m, n, k):
+    kern = kernel(
+        tma_kernels.tutorial, **MATRICES, **STRIDES, MASKED=True, SUMMED=False, target="sm_90a"
+    )
+    a, b, c = halves(m, k), halves(k, n), np.zeros((m, n), np.float32)
+    grid = (-(-m // 64), -(-n // 64), 1)
+    module = kern.check([a, b, c], [m, n, k, k, n], grid)
+    assert boxes(module) == 2 and len(ops_named(module, "mt.tma_copy")) == 2 * 3
+    assert not ops_named(module, "mt.async_copy")
+
+
+@pytest.mark.parametrize(("masked", "summed"), [(False, False), (True, True)])
+def test_wrapped_rows_that_are_seen_stay_wrapped(kernel, masked, summed):
+    kern = kernel(
+        tma_kernels.tutorial, **MATRICES, **STRIDES, MASKED=masked, SUMMED=summed, target="sm_90a"
+    )
+    a, b, c = halves(80, 128), halves(128, 64), np.zeros((128, 64), np.float32)
+    module = kern.check([a, b, c], [80, 64, 128, 128, 64], (2, 1, 1))
+    assert boxes(module) == 1
+    assert reasons(module) == ["elements that `%` wraps along dimension 0 may be used"]
+
+
+def test_a_batch_is_a_third_dimension(kernel):
+    kern = kernel(
+        tma_kernels.batched, **MATRICES, **STRIDES, za="i32:16", zb="i32:16", target="sm_90a"
+    )
+    a, b, c = halves(3, 80, 128), halves(3, 128, 64), np.zeros((3, 80, 64), np.float32)
+    module = kern.check([a, b, c], [80, 64, 128, 128, 64, 80 * 128, 128 * 64], (2, 1, 3))
+    assert [len(spec["box"]) for spec in read_specs(module.operation)] == [3, 3]
+    assert [spec["box"] for spec in read_specs(module.operation)] == [[64, 64, 1], [64, 64, 1]]
+
+
+@pytest.mark.parametrize(("shift", "guarded"), [(0, False), (8, True), (8, False)])
+def test_rows_before_the_first(kernel, shift, guarded):
+    kern = kernel(
+        tma_kernels.shifted, **MATRICES, **STRIDES, SHIFT=shift, GUARDED=guarded, target="sm_90a"
+    )
+    a, b, c = halves(96, 80), halves(80, 64), np.zeros((96, 64), np.float32)
+    scalars = [96, 64, 80, 80, 64]
+    if shift and not guarded:  # it reads what lies before the matrix, and still does
+        module = kern.compile()
+        assert read_specs(module.operation)[0]["offset"] == [[-8, [6]]]
+    else:
+        module = kern.check([a, b, c], scalars, (2, 1, 1))
+        assert read_specs(module.operation)[0]["offset"] == []
+    assert boxes(module) == 2
+
+
+def test_slices_of_k(kernel):
+    kern = kernel(tma_kernels.slices, **MATRICES, **STRIDES, slice="i32:16", target="sm_90a")
+    a, b, c = halves(64, 272), halves(272, 64), np.zeros((3, 64, 64), np.float32)
+    module = kern.check([a, b, c], [64, 64, 272, 272, 64, 128], (1, 1, 3))
+    assert boxes(module) == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (0, "its mask bounds dimension 0 twice"),
+        (1, "its mask is not a box of coordinates"),
+        (2, "its addresses are not an argument plus an affine function"),
+        (3, "a coordinate may be negative"),
+        (4, "a coordinate may be negative"),
+    ],
+)
+def test_what_no_tensor_map_describes(kernel, kind, reason):
+    kern = kernel(
+        tma_kernels.odd_masks, **MATRICES, **STRIDES, lengths="*i32", KIND=kind, target="sm_90a"
+    )
+    a, b, c = halves(64, 144), halves(144, 64), np.zeros((64, 64), np.float32)
+    lengths = np.array([4], np.int32)
+    module = kern.check([a, b, c, lengths], [64, 64, 144, 144, 64])
+    assert boxes(module) == 1 and reasons(module) == [reason]
+
+
+@pytest.mark.parametrize(
+    ("changed", "count"),
+    [
+        ({}, 2),
+        ({"sa": "i32"}, 1),
+        ({"a": "*fp32", "b": "*fp32"}, 0),  # no wgmma
+        ({"target": "sm_80"}, 0),
+        ({"num_stages": 1}, 0),
+    ],
+)
+def test_what_else_decides(kernel, changed, count):
+    arguments = {**MATRICES, **STRIDES, "MASKED": True, "SUMMED": False, "target": "sm_90a"}
+    module = kernel(tma_kernels.tutorial, **{**arguments, **changed}).compile()
+    assert boxes(module) == count
+
+
+def test_the_option_turns_it_off(kernel):
+    arguments = {**MATRICES, **STRIDES, "MASKED": True, "SUMMED": False, "target": "sm_90a"}
+    module = kernel(tma_kernels.tutorial, **arguments).compile(tma=False)
+    assert not boxes(module) and not ops_named(module, "mt.tma_copy")
+
+
+def test_specs_are_plain_data(kernel):
+    arguments = {**MATRICES, **STRIDES, "MASKED": True, "SUMMED": False, "target": "sm_90a"}
+    module = kernel(tma_kernels.tutorial, **arguments).compile()
+    text = ir.StringAttr(module.operation.attributes["mt.tensor_maps"]).value
+    first, second = json.loads(text)
+    assert first == {
+        "base": 0, "offset": [], "strides": [[[1, [6]]]], "sizes": [[[1, [5]]], [[1, [3]]]],
+        "box": [64, 64], "swizzle": 128, "element_bytes": 2, "element": "f16", "non_negative": [],
+    }  # fmt: skip
+    assert (second["base"], second["strides"]) == (1, [[[1, [7]]]])
