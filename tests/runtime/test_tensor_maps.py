@@ -1,0 +1,79 @@
+"""Tensor maps from a launch's arguments, and launchers that pass them."""
+
+import pytest
+
+from minitriton.runtime import launch, tensor_maps
+from minitriton.runtime.launch import LaunchShape, Maps
+from minitriton.runtime.tensor_map import MAP_BYTES, TensorMap
+from tests.runtime.test_launch import FUNCTION, FakeCuda
+
+SPEC = {  # argument 0: base; 1: rows; 2: columns; 3: stride; the map begins two rows in
+    "base": 0, "offset": [[2, [3]]], "strides": [[[1, [3]]]], "sizes": [[[1, [2]]], None],
+    "box": [64, 32], "swizzle": 128, "element_bytes": 2, "element": "bf16", "non_negative": [1],
+}  # fmt: skip
+
+
+def test_maps_follow_the_arguments() -> None:
+    found = tensor_maps.tensor_map(SPEC, [4096, 7, 100, 104])
+    assert found == TensorMap(
+        address=4096 + 2 * 104 * 2, element_bytes=2, dims=(100, tensor_maps.ENDLESS),
+        strides=(208,), box=(64, 32), swizzle=128,
+    )  # fmt: skip
+    assert tensor_maps.needed([SPEC]) == [0, 1, 2, 3]
+    assert tensor_maps.packed([SPEC], [4096, 7, 100, 104]) == [found.pack()]
+    assert tensor_maps.packed([], [1, 2]) == []
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [4096, -1, 100, 104],  # an argument that must not be negative
+        [4096, 7, 0, 104],  # no columns
+        [4096, 7, 100, -104],  # rows that run backwards
+        [4096, 7, 100, 1 << 40],
+        [4104, 7, 100, 104],  # a base off its mark
+        [4096, 7, 100, 102],  # a stride off its mark
+    ],
+)
+def test_arguments_that_no_map_describes(values: list[int]) -> None:
+    assert tensor_maps.tensor_map(SPEC, values) is None
+    assert tensor_maps.packed([SPEC], values) is None
+
+
+def test_polynomials() -> None:
+    assert tensor_maps.evaluate([[3, []], [2, [0, 1]], [-1, [1, 1]]], [5, 7]) == 3 + 70 - 49
+    assert tensor_maps.evaluate([], [5]) == 0
+
+
+def test_maps_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[TensorMap] = []
+
+    def encode(found: TensorMap, element: str) -> bytes:
+        made.append(found)
+        return bytes([len(made)]) * MAP_BYTES
+
+    monkeypatch.setattr(tensor_maps, "_encode", encode)
+    monkeypatch.setattr(tensor_maps, "CACHED", 2)
+    maps = tensor_maps.encoder([SPEC], 4)
+    first = maps(4096, 7, 100, 104)
+    assert maps(4096, 7, 100, 104) is first and len(made) == 1
+    assert maps(4096, 7, 0, 104) is None and len(made) == 1
+    assert maps(8192, 7, 100, 104) != first  # a third set: the kept ones are dropped
+    assert maps(4096, 7, 100, 104) != first and len(made) == 3
+
+
+def test_launchers_pass_maps_after_the_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensor_maps, "_encode", lambda found, element: found.pack())
+    cuda, plain = FakeCuda([8, 4, 4, 4, MAP_BYTES]), []
+    maps = Maps([SPEC], lambda: lambda *arguments: plain.append(arguments))
+    run = launch.make_launcher(
+        FUNCTION, LaunchShape(128, 0), ["*", "int32", "int32", "int32"], [(0,), (1,), (3,), (2,)],
+        4, launch_ex=cuda, multiple=False, maps=maps,
+    )  # fmt: skip
+    for base in (4096, 8192, 4096):
+        run(3, 1, 1, 0, base, 7, 104, 100)
+    expected = [tensor_maps.packed([SPEC], [base, 7, 100, 104])[0] for base in (4096, 8192, 4096)]
+    assert [call[-1][-1] for call in cuda.calls] == expected
+    run(3, 1, 1, 9, 4096, 7, -104, 100)
+    run(3, 1, 1, 9, 4096, 7, -104, 100)
+    assert plain == [(3, 1, 1, 9, 4096, 7, -104, 100)] * 2 and len(cuda.calls) == 3
