@@ -26,6 +26,7 @@ MAY_SPILL = {  # test: why its kernels cannot do with 255 registers
     "test_widths": "see above",
     "test_gates_without_a_bound": "see above",
     "test_keys_that_resemble_each_other": "see above",
+    "test_three_products_per_product": "Muon's second product: 16 bytes on sm_120a, likewise",
     "test_broadcast_then_reduce": "four warps hold a 128x128 tile: 128 registers, twice",
 }
 
