@@ -16,6 +16,7 @@ from minitriton.codegen.access import plan_access
 from minitriton.codegen.elementwise import is_float
 from minitriton.codegen.emit import width_of
 from minitriton.codegen.memory import LETTERS, both, from_words, to_words
+from minitriton.codegen.shared_address import shared_word
 from minitriton.codegen.tile import Tile
 from minitriton.ir.diagnostics import InternalError
 from minitriton.ir.encoding import layout_of
@@ -275,7 +276,7 @@ def _store_shared(
     """A predicated store: a branch here could split the warp in front of the barrier."""
     word = ir.IntegerType.get_signless(width_of(value.type))
     (bits,) = to_words(lowering, [value], word)
-    address = lowering.op("llvm.ptrtoint", lowering.i32, (place,))
+    address = shared_word(lowering, place)
     lowering.asm(
         f"@$2 st.shared.b{word.width} [$1], $0;",
         f"{LETTERS[word.width]},r,b,~{{memory}}",

@@ -18,6 +18,11 @@ from minitriton.ir.shared_access import SharedAccessPlan, reachable
 MAX_ACCESS_BYTES = 16
 
 
+def shared_word(lowering: Lowering, pointer: ir.Value) -> ir.Value:
+    """i32 address of a place in shared memory, as inline PTX takes it."""
+    return lowering.op("llvm.ptrtoint", lowering.i32, (pointer,))
+
+
 class ThreadAddress:
     """Addresses `base ^ offset` in elements of `elem_bytes`, base being XORed by lane and warp."""
 

@@ -6,6 +6,7 @@ import itertools
 from math import prod
 
 from minitriton.codegen.lower import Lowering, integer_attribute
+from minitriton.codegen.shared_address import shared_word
 from minitriton.ir.dialect import MemType
 from minitriton.ir.mlir import ir
 
@@ -22,7 +23,10 @@ def lower_tma_copy(lowering: Lowering, op: ir.Operation) -> None:
     places = list(ir.DenseI32ArrayAttr(op.attributes["dims"]))  # of the tile's dims in the map
     box = [description["box"][place] for place in places]
     inner = places.index(0)
-    target, signal = _address(lowering, buffer), _address(lowering, barrier)
+    target, signal = (
+        shared_word(lowering, lowering.scalar(buffer)),
+        shared_word(lowering, lowering.scalar(barrier)),
+    )
     starts = [lowering.scalar(c) for c in coordinates]
     rank, size = len(starts), description["element_bytes"]
     names = ", ".join(f"${3 + i}" for i in range(rank))
@@ -56,10 +60,6 @@ def _corners(tile: list[int], box: list[int], inner: int) -> list[list[int]]:
     return found
 
 
-def _address(lowering: Lowering, buffer: ir.Value) -> ir.Value:
-    return lowering.op("llvm.ptrtoint", lowering.i32, (lowering.scalar(buffer),))
-
-
 def lower_mbarrier_init(lowering: Lowering, op: ir.Operation) -> None:
     _each_barrier(lowering, op, "mbarrier.init.shared::cta.b64 [$1], 1;")
     lowering.asm("fence.mbarrier_init.release.cluster;", "~{memory}", [])
@@ -70,7 +70,7 @@ def lower_mbarrier_inval(lowering: Lowering, op: ir.Operation) -> None:
 
 
 def _each_barrier(lowering: Lowering, op: ir.Operation, text: str) -> None:
-    first = _address(lowering, op.operands[0])
+    first = shared_word(lowering, lowering.scalar(op.operands[0]))
     count = prod(MemType(op.operands[0].type).tensor_type.shape)
     for number in range(count):
         at = lowering.add(first, number * BARRIER_BYTES) if number else first
@@ -83,17 +83,17 @@ def lower_mbarrier_expect(lowering: Lowering, op: ir.Operation) -> None:
     count = integer_attribute(op, "bytes")
     lowering.asm(
         f"@$0 mbarrier.arrive.expect_tx.shared::cta.b64 _, [$1], {count};",
-        "b,r,~{memory}", [], [asks, _address(lowering, barrier)],
+        "b,r,~{memory}", [], [asks, shared_word(lowering, lowering.scalar(barrier))],
     )  # fmt: skip
 
 
 def lower_mbarrier_wait(lowering: Lowering, op: ir.Operation) -> None:
-    barrier, parity = op.operands
+    barrier, parity = map(lowering.scalar, op.operands)
     lowering.asm(
         "{\n.reg .pred done;\nWAIT:\n"
         "mbarrier.try_wait.parity.shared::cta.b64 done, [$0], $1;\n"
         "@done bra DONE;\nbra WAIT;\nDONE:\n}",
-        "r,r,~{memory}", [], [_address(lowering, barrier), lowering.scalar(parity)],
+        "r,r,~{memory}", [], [shared_word(lowering, barrier), parity],
     )  # fmt: skip
 
 

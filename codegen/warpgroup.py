@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from minitriton.codegen.dot import fp8_name
 from minitriton.codegen.lower import Lowering, integer_attribute
+from minitriton.codegen.shared_address import shared_word
 from minitriton.codegen.warp_ops import shuffle_word
 from minitriton.ir.diagnostics import InternalError
 from minitriton.ir.dialect import MemType
@@ -99,7 +100,7 @@ class _Operand:
         self._descriptor: MatrixDescriptor = found
         self.depth = found.depth
         self.transposed = int(not found.k_major)
-        address = lowering.op("llvm.ptrtoint", lowering.i32, (lowering.scalar(buffer),))
+        address = shared_word(lowering, lowering.scalar(buffer))
         if op_index == 0 and lowering.num_warps > 4:
             offset = lowering.mul(_warpgroup(lowering), found.offset(ROWS, 0))
             address = lowering.add(address, offset)

@@ -14,16 +14,9 @@ from minitriton.frontend.values import Tensor
 from minitriton.ir import dtypes
 from minitriton.ir.builder import Builder, i32_attr
 from minitriton.ir.mlir import ir
+from minitriton.ir.signs import is_non_negative
 from minitriton.ir.target import Target
 from minitriton.ir.types import to_mlir
-
-DEEPEST = 12  # operations that a proof looks through
-# Operations that are not negative where so many of their first operands are not.
-_SIGNS = {
-    "mt.program_id": 0, "mt.num_programs": 0, "mt.hint": 1, "arith.extui": 0, "arith.extsi": 1,
-    "arith.addi": 2, "arith.muli": 2, "arith.minsi": 2, "arith.maxsi": 2, "arith.divsi": 2,
-    "arith.remsi": 1,
-}  # fmt: skip
 
 
 class Emitter:
@@ -91,7 +84,7 @@ class Emitter:
 
     def is_non_negative(self, value: Tensor) -> bool:
         """Whether a scalar integer is known not to be below zero; arithmetic is taken as exact."""
-        return _is_non_negative(value.handle, DEEPEST)
+        return is_non_negative(value.handle)
 
     @contextmanager
     def inside(self, block: ir.Block) -> Iterator[None]:
@@ -137,21 +130,3 @@ class Emitter:
 
 def _no_call(*_: Any) -> Any:
     raise AssertionError("the emitter was not bound to a compilation")
-
-
-def _is_non_negative(value: ir.Value, depth: int) -> bool:
-    if depth == 0:
-        return False
-    if isinstance(value, ir.BlockArgument):
-        loop = value.owner.owner
-        if loop.name != "scf.for" or value.arg_number:
-            return False
-        lower, _, step = list(loop.operands)[:3]
-        return _is_non_negative(lower, depth - 1) and _is_non_negative(step, depth - 1)
-    op = value.owner
-    if op.name == "arith.constant":
-        return bool(ir.IntegerAttr(op.attributes["value"]).value >= 0)
-    count = _SIGNS.get(op.name)
-    if count is None:
-        return False
-    return all(_is_non_negative(operand, depth - 1) for operand in list(op.operands)[:count])

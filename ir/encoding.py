@@ -6,8 +6,10 @@ A distributed layout is `{register = array<i32>, lane = ..., warp = ...}`, a sha
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 
+from minitriton.ir.dialect import MemType
 from minitriton.ir.linear_layout import LinearLayout
 from minitriton.ir.mlir import ir
 
@@ -42,6 +44,12 @@ def with_layout(type_: ir.Type, layout: LinearLayout) -> ir.RankedTensorType:
 def tile_type(element: ir.Type, layout: LinearLayout) -> ir.RankedTensorType:
     """Tensor type of `layout`'s shape."""
     return ir.RankedTensorType.get(list(layout.shape), element, encoding=encode(layout))
+
+
+def mem_type(shape: Sequence[int], element: ir.Type, slot: LinearLayout) -> ir.Type:
+    """`!mt.mem` of a buffer, or of a multi-buffer [n, ...] whose slots have the layout `slot`."""
+    tensor = ir.RankedTensorType.get(list(shape), element, encoding=encode(slot))
+    return MemType.get(ir.TypeAttr.get(tensor))
 
 
 def mem_layout(type_: ir.Type) -> LinearLayout:

@@ -7,7 +7,6 @@ ignored, async copies land at once, barriers do nothing, so races are for the PT
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -18,6 +17,7 @@ from minitriton.ir.diagnostics import InternalError
 from minitriton.ir.dialect import PtrType
 from minitriton.ir.mlir import ir
 from minitriton.ir.tensor_map_specs import read_specs
+from minitriton.ir.terms import evaluate
 
 
 class Memory(Protocol):
@@ -236,15 +236,11 @@ def _tma_copy(program: Program, op: ir.Operation, operands: list[Any]) -> Sequen
     if not bool(runs):
         return []
     spec = program.tensor_maps[_integer(op, "map")]
-
-    def value(terms: Sequence[Any]) -> int:
-        return sum(
-            math.prod((c, *(int(program.arguments[n]) for n in numbers))) for c, numbers in terms
-        )
-
-    strides = [1, *map(value, spec["strides"])]
+    integers = (np.asarray(v) for v in program.arguments)
+    arguments = [int(v) if v.dtype.kind in "iu" else 0 for v in integers]
+    strides = [1, *(evaluate(terms, arguments) for terms in spec["strides"])]
     places = list(ir.DenseI32ArrayAttr(op.attributes["dims"]))
-    offset = np.full(buffer.shape, value(spec["offset"]), np.int64)
+    offset = np.full(buffer.shape, evaluate(spec["offset"], arguments), np.int64)
     inside = np.ones(buffer.shape, bool)
     for place, (start, stride, size) in enumerate(
         zip(coordinates, strides, spec["sizes"], strict=True)
@@ -255,11 +251,13 @@ def _tma_copy(program: Program, op: ir.Operation, operands: list[Any]) -> Sequen
             shape = [-1 if d == dim else 1 for d in range(buffer.ndim)]
             index = index + np.arange(buffer.shape[dim]).reshape(shape)
         offset = offset + index * stride
-        inside &= (index >= 0) & (size is None or index < value(size or []))
+        inside &= index >= 0
+        if size is not None:
+            inside &= index < evaluate(size, arguments)
     element = meaning.scalar_type(op.operands[0].type)
     tile = np.zeros(buffer.shape, meaning.numpy_type(element))
     if inside.any():
-        addresses = int(program.arguments[spec["base"]]) + offset * spec["element_bytes"]
+        addresses = arguments[spec["base"]] + offset * spec["element_bytes"]
         raw = program.memory.read(addresses[inside], spec["element_bytes"])
         tile[inside] = meaning.from_bits(raw, element)
     buffer[...] = tile

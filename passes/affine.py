@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from minitriton.ir.dialect import PtrType, element_of, shape_of
+from minitriton.ir.dialect import PtrType, shape_of
 from minitriton.ir.mlir import ir
+from minitriton.ir.signs import is_non_negative
 from minitriton.passes.traversal import (
     Value,
     block_of,
@@ -296,9 +297,10 @@ class AffineAnalysis:
     def non_negative(self, value: Polynomial, arguments: set[int] | None = None) -> bool:
         """Whether `value` is never negative, if the arguments of the kernel that are collected in
         `arguments` are not. Divisors are taken as positive."""
-        return all(
-            c > 0 and all(self._is_non_negative(self.atoms[a], arguments, 0) for a in monomial)
-            for monomial, c in self._without_grid(value).terms.items()
+        lowest = self._without_grid(value)
+        return all(c > 0 for c in lowest.terms.values()) and all(
+            is_non_negative(self.atoms[atom], arguments, positive_divisors=True)
+            for atom in lowest.atoms()
         )
 
     def _without_grid(self, value: Polynomial) -> Polynomial:
@@ -317,34 +319,6 @@ class AffineAnalysis:
             else:
                 terms.append((monomial, c))
         return _collect(terms)
-
-    def _is_non_negative(self, value: Value, arguments: set[int] | None, depth: int) -> bool:
-        if depth > 12:
-            return False
-        if isinstance(value, ir.BlockArgument):
-            argument = ir.BlockArgument(value)
-            if argument.owner == self._entry:
-                if arguments is not None:
-                    arguments.add(argument.arg_number)
-                return arguments is not None
-            loop = argument.owner.owner.operation
-            if loop.name != "scf.for" or argument.arg_number:
-                return False
-            lower, _, step = list(loop.operands)[:3]
-            return all(self._is_non_negative(v, arguments, depth + 1) for v in (lower, step))
-        number = integer_constant(value)
-        if number is not None:
-            return number >= 0
-        op = value.owner.operation
-        if op.name in ("mt.program_id", "mt.num_programs"):
-            return True
-        if op.name == "arith.maxsi":
-            return any(self._is_non_negative(v, None, depth + 1) for v in op.operands)
-        count = _SIGNS.get(op.name)
-        if count is None:
-            return False
-        first = list(op.operands)[:count]
-        return all(self._is_non_negative(v, arguments, depth + 1) for v in first)
 
 
 def _moved(a: Affine, move: Callable[[list[int | None]], list[int | None]]) -> Affine:
@@ -370,11 +344,6 @@ _RULES: dict[str, Callable[[AffineAnalysis, ir.Operation], Affine | None]] = {
     "mt.expand_dims": AffineAnalysis.expand_dims,
     "mt.trans": AffineAnalysis.trans,
 }
-# Ops that are not negative where so many of their first operands are not.
-_SIGNS = {
-    "arith.addi": 2, "arith.muli": 2, "arith.divsi": 1, "arith.divui": 0, "arith.remsi": 1,
-    "arith.minsi": 2, "arith.extsi": 1, "arith.extui": 0, "mt.hint": 1,
-}  # fmt: skip
 
 
 def bounds_of(mask: Value, analysis: AffineAnalysis) -> list[tuple[int, Polynomial, bool]] | None:
@@ -424,8 +393,3 @@ def _comparison(
     if coefficient == 1:  # index - limit >= 0
         return [(dim, (ONE if strict else ZERO) - difference.scalar, False)]
     return None
-
-
-def is_pointer(value: Value) -> bool:
-    """Whether a value is a pointer or a tile of them."""
-    return isinstance(element_of(value.type), PtrType)

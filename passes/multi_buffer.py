@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from minitriton.ir.builder import Builder, i32_attr
-from minitriton.ir.dialect import MemType
-from minitriton.ir.encoding import encode
+from minitriton.ir.encoding import mem_type
 from minitriton.ir.linear_layout import LinearLayout
 from minitriton.ir.mlir import ir
 from minitriton.passes.affine import AffineAnalysis
@@ -61,22 +60,17 @@ class _Buffer:
         self.slot = slot = staged.slot
         self.fixed = fixed
         element = self.load.results[0].type.element_type
-        self.slot_type = _mem_type(list(slot.shape), element, slot)
+        self.slot_type = mem_type(slot.shape, element, slot)
         attributes: dict[str, ir.Attribute] = {"mt.pipelined": ir.UnitAttr.get()}
         if staged.alignment > 1:
             attributes["mt.alignment"] = i32_attr(staged.alignment)
-        whole = _mem_type([1 if fixed else stages, *slot.shape], element, slot)
+        whole = mem_type([1 if fixed else stages, *slot.shape], element, slot)
         self.value = builder.op("mt.local_alloc", whole, (), attributes)
 
     def at(self, index: Value, builder: Builder) -> Value:
         if self.fixed:
             index = builder.constant(index.type, 0)
         return builder.op("mt.mem_index", self.slot_type, [self.value, index])
-
-
-def _mem_type(shape: list[int], element: ir.Type, slot: LinearLayout) -> ir.Type:
-    tensor = ir.RankedTensorType.get(shape, element, encoding=encode(slot))
-    return MemType.get(ir.TypeAttr.get(tensor))
 
 
 class _Copies:
@@ -286,7 +280,7 @@ def _replace_uses(value: Value, view: Value, slot: LinearLayout, builder: Builde
             user.erase()
         elif user.name == "mt.trans" and _only_converted(user.results[0]):
             turned = slot.transpose(int_array(user, "order"))
-            type_ = _mem_type(list(turned.shape), value.type.element_type, turned)
+            type_ = mem_type(turned.shape, value.type.element_type, turned)
             mover = Builder(ir.InsertionPoint(user), user.location)
             moved = mover.op("mt.mem_trans", type_, [view], attributes_of(user))
             _replace_uses(user.results[0], moved, turned, mover)

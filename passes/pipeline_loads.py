@@ -152,15 +152,18 @@ def _staged(module: ir.Module, feeding: list[ir.Operation], facts: _Facts) -> li
             add_remark(module, load, f"load not pipelined: {reason}")
         else:
             chosen.append(load)
+    reasons: dict[ir.Operation, NotAffine] = {}
     while True:
-        staged = [_with_map(module, s, facts) for s in _stage(chosen, facts)]
+        staged = [_with_map(s, facts, reasons) for s in _stage(chosen, facts)]
         narrow = [s.load for s in staged if s.map is None and _is_narrow(s.load, facts.axis)]
         if not narrow:
+            for load, why in reasons.items():
+                add_remark(module, load, f"load not by TMA: {why}")
             return staged
         for load in narrow:
             dim, width = _fastest(load, facts.axis)
-            why = f"only {width} contiguous bytes along dimension {dim} are proved"
-            add_remark(module, load, f"load not pipelined: {why}")
+            reason = f"only {width} contiguous bytes along dimension {dim} are proved"
+            add_remark(module, load, f"load not pipelined: {reason}")
         chosen = [load for load in chosen if load not in narrow]
 
 
@@ -252,8 +255,9 @@ def _stage(loads: list[ir.Operation], facts: _Facts) -> list[Staged]:
     return staged
 
 
-def _with_map(module: ir.Module, staged: Staged, facts: _Facts) -> Staged:
-    """`staged` with a tensor map, if TMA can make the copy and wgmma reads it."""
+def _with_map(staged: Staged, facts: _Facts, reasons: dict[ir.Operation, NotAffine]) -> Staged:
+    """`staged` with a tensor map, if TMA can make the copy and wgmma reads it; else `reasons` gets
+    why it cannot."""
     if staged.alignment != ALIGNMENT or not facts.tma:
         return staged
     load = staged.load
@@ -261,7 +265,7 @@ def _with_map(module: ir.Module, staged: Staged, facts: _Facts) -> Staged:
     try:
         found = plan_map(load, staged.order, size, facts.affine, facts.axis)
     except NotAffine as reason:
-        add_remark(module, load, f"load not by TMA: {reason}")
+        reasons[load] = reason
         return staged
     return replace(staged, map=found)
 

@@ -55,6 +55,12 @@ class MapPlan:
     dims: tuple[MapDim, ...]
     non_negative: frozenset[int] = field(default=frozenset())
 
+    @property
+    def places(self) -> list[int]:
+        """The map's dimension of each of the tile's."""
+        found = {d.tile_dim: n for n, d in enumerate(self.dims) if d.tile_dim is not None}
+        return [found[dim] for dim in range(len(found))]
+
 
 def plan(
     load: ir.Operation, order: Sequence[int], size: int, analysis: AffineAnalysis, facts: AxisFacts

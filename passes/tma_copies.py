@@ -14,8 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from minitriton.ir.builder import Builder, i32_attr
-from minitriton.ir.dialect import MemType
-from minitriton.ir.encoding import encode
+from minitriton.ir.encoding import mem_type
 from minitriton.ir.linear_layout import LinearLayout
 from minitriton.ir.matrix_descriptor import operand_span
 from minitriton.ir.mlir import ir
@@ -44,23 +43,24 @@ class TmaCopies:
     """The barriers of one loop, and what fills its buffers."""
 
     def __init__(
-        self, module: ir.Module, buffers: Sequence[Any], analysis: AffineAnalysis, stages: int,
+        self, module: ir.Module, buffers: Sequence[Filled], analysis: AffineAnalysis, stages: int,
         builder: Builder,
     ) -> None:  # fmt: skip
         self._analysis = analysis
-        self._buffers = [buffer for buffer in buffers if buffer.map is not None]
-        self._maps = [
-            add_spec(module.operation, _described(buffer, analysis)) for buffer in self._buffers
+        self._filled = [
+            (buffer, plan, add_spec(module.operation, _described(buffer, plan, analysis)))
+            for buffer in buffers
+            if (plan := buffer.map) is not None
         ]
-        self._moving = any(not buffer.fixed for buffer in self._buffers)
+        self._moving = any(not buffer.fixed for buffer, _, _ in self._filled)
         if not self._moving:  # one barrier, which completes once
             stages = 1
         self._i32 = ir.IntegerType.get_signless(32)
         i64 = ir.IntegerType.get_signless(64)
         layout = LinearLayout.shared((1,), ())
-        self._slot_type = _mem_type([1], i64, layout)
+        self._slot_type = mem_type([1], i64, layout)
         self._barriers = builder.op(
-            "mt.local_alloc", _mem_type([stages, 1], i64, layout), (),
+            "mt.local_alloc", mem_type([stages, 1], i64, layout), (),
             {"mt.pipelined": ir.UnitAttr.get()},
         )  # fmt: skip
         builder.create("mt.mbarrier_init", [], [self._barriers])
@@ -75,27 +75,20 @@ class TmaCopies:
     ) -> None:
         """The copies of one iteration into slot number `slot`, if it `runs`; `first`: those of
         tiles that never change come along. `rebuild` gives atoms as they are in that iteration."""
-        chosen = [
-            (buffer, number)
-            for buffer, number in zip(self._buffers, self._maps, strict=True)
-            if first or not buffer.fixed
-        ]
+        chosen = [filled for filled in self._filled if first or not filled[0].fixed]
         if not chosen:
             return
         barrier = self._slot(slot, builder)
-        total = sum(buffer.bytes for buffer, _ in chosen)
+        total = sum(buffer.bytes for buffer, _, _ in chosen)
         builder.create("mt.mbarrier_expect", [], [barrier, runs], {"bytes": i32_attr(total)})
-        for buffer, number in chosen:
-            plan = buffer.map
+        for buffer, plan, number in chosen:
             with builder.at(builder.ip, buffer.load.location):
                 coordinates = [
                     self._evaluate(dim.coordinate, rebuild, builder) for dim in plan.dims
                 ]
-                places = {d.tile_dim: n for n, d in enumerate(plan.dims) if d.tile_dim is not None}
-                dims = [places[d] for d in range(len(buffer.order))]
                 builder.create(
                     "mt.tma_copy", [], [buffer.at(slot, builder), barrier, runs, *coordinates],
-                    {"map": i32_attr(number), "dims": ir.DenseI32ArrayAttr.get(dims)},
+                    {"map": i32_attr(number), "dims": ir.DenseI32ArrayAttr.get(plan.places)},
                 )  # fmt: skip
 
     def wait(self, slot: Value, parity: Value, builder: Builder) -> None:
@@ -136,18 +129,13 @@ class TmaCopies:
         return builder.op(name, self._i32, [value])
 
 
-def _mem_type(shape: list[int], element: ir.Type, slot: LinearLayout) -> ir.Type:
-    tensor = ir.RankedTensorType.get(shape, element, encoding=encode(slot))
-    return MemType.get(ir.TypeAttr.get(tensor))
-
-
 def atoms_of(plan: MapPlan, analysis: AffineAnalysis) -> list[Value]:
     """The scalars that a plan's coordinates are made of."""
     numbers = {atom for dim in plan.dims for atom in dim.coordinate.atoms()}
     return [analysis.atoms[number] for number in sorted(numbers)]
 
 
-def _described(buffer: Filled, analysis: AffineAnalysis) -> dict[str, Any]:
+def _described(buffer: Filled, plan: MapPlan, analysis: AffineAnalysis) -> dict[str, Any]:
     """The tensor map of a buffer's tile as data (ir/tensor_map_specs.py)."""
 
     def terms(value: Polynomial) -> list[Any]:
@@ -156,8 +144,7 @@ def _described(buffer: Filled, analysis: AffineAnalysis) -> dict[str, Any]:
             for monomial, c in sorted(value.terms.items())
         ]
 
-    plan, type_ = buffer.map, buffer.load.results[0].type
-    assert plan is not None, "a buffer that TMA fills"
+    type_ = buffer.load.results[0].type
     size = type_.element_type.width // 8
     shape = tuple(type_.shape)
     span = operand_span(shape, buffer.order, size)

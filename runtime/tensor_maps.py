@@ -10,12 +10,12 @@ import ctypes
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from minitriton.ir.terms import evaluate
 from minitriton.runtime import driver
 from minitriton.runtime.tensor_map import MAP_BYTES, TensorMap
 
 ENDLESS = 1 << 31  # size of a dimension whose end only the kernel's mask of other dimensions knows
 CACHED = 1024  # sets of maps kept per kernel
-Terms = Sequence[Sequence[Any]]  # [[coefficient, [numbers of arguments]], ...]
 
 
 def tensor_map(spec: dict[str, Any], values: Sequence[int]) -> TensorMap | None:
@@ -35,16 +35,6 @@ def tensor_map(spec: dict[str, Any], values: Sequence[int]) -> TensorMap | None:
         )
     except ValueError:
         return None
-
-
-def evaluate(terms: Terms, values: Sequence[int]) -> int:
-    """A sum of products of arguments."""
-    total = 0
-    for coefficient, numbers in terms:
-        for number in numbers:
-            coefficient *= values[number]
-        total += coefficient
-    return total
 
 
 def needed(specs: Sequence[dict[str, Any]]) -> list[int]:
@@ -88,23 +78,14 @@ def encoder(specs: Sequence[dict[str, Any]], count: int) -> Callable[..., bytes 
     return maps
 
 
-_TYPES = {
-    "bf16": "BFLOAT16", "f16": "FLOAT16", "f32": "FLOAT32", "f64": "FLOAT64",
-    "f8E4M3FN": "UINT8", "f8E5M2": "UINT8", "i8": "UINT8", "i16": "UINT16", "i32": "INT32",
-    "i64": "INT64",
-}  # fmt: skip
+_TYPES = {"bf16": "BFLOAT16", "f16": "FLOAT16", "f8E4M3FN": "UINT8", "f8E5M2": "UINT8"}
 
 
 def _encode(found: TensorMap, element: str) -> bytes:
     """MAP_BYTES from cuTensorMapEncodeTiled."""
     cuda = driver.bindings()
     type_ = getattr(cuda.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{_TYPES[element]}")
-    swizzle = getattr(
-        cuda.CUtensorMapSwizzle,
-        f"CU_TENSOR_MAP_SWIZZLE_{found.swizzle}B"
-        if found.swizzle
-        else "CU_TENSOR_MAP_SWIZZLE_NONE",
-    )
+    swizzle = getattr(cuda.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{found.swizzle}B")
     made = driver.check(
         cuda.cuTensorMapEncodeTiled(
             type_,

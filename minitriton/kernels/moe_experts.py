@@ -27,9 +27,8 @@ from minitriton.kernels.situ_gemm import glu_config, strided_weight
 
 BLOCK = 1024  # columns per program of gathers and sums
 WIDEST = 8192  # columns of a row whose norm is taken
-FEW_ROWS = (
-    512  # per expert: below, the first product goes by 64 of a tile's rows, and skips padding
-)
+# rows per expert, below which the first product goes by 64 of a tile's rows and skips padding
+FEW_ROWS = 512
 TILE_ROWS = (16, 64, 128)  # rows of an expert's tile that the kernels are made for
 
 

@@ -94,21 +94,22 @@ def program(text: str, rank: int) -> Emulator:
     return Emulator(assembles(text.format(rank=rank, corner=corner(rank))))
 
 
-def check_load(data: np.ndarray, box: TensorMap, corners: list[tuple[int, ...]], **options) -> None:
+def run_boxes(
+    body: str, data: np.ndarray, box: TensorMap, corners: list[tuple[int, ...]],
+    tiles: np.ndarray, **options,
+) -> None:  # fmt: skip
+    """One CTA per corner moves its box of `data` from or to its row of `tiles`."""
     places = np.zeros((len(corners), 5), np.int32)
     places[:, : box.rank] = corners
-    out = np.full((len(corners), box.box_bytes), 0xAA, np.uint8)
     launch(
-        program(LOADER, box.rank),
-        out,
-        places,
-        (box,),
-        (data,),
-        box.box_bytes,
-        len(corners),
-        64,
+        program(body, box.rank), tiles, places, (box,), (data,), box.box_bytes, len(corners), 64,
         **options,
-    )
+    )  # fmt: skip
+
+
+def check_load(data: np.ndarray, box: TensorMap, corners: list[tuple[int, ...]], **options) -> None:
+    out = np.full((len(corners), box.box_bytes), 0xAA, np.uint8)
+    run_boxes(LOADER, data, box, corners, out, **options)
     for got, at in zip(out, corners, strict=True):
         np.testing.assert_array_equal(got, model_load(data, box, at))
 
@@ -116,23 +117,11 @@ def check_load(data: np.ndarray, box: TensorMap, corners: list[tuple[int, ...]],
 def check_store(
     data: np.ndarray, box: TensorMap, corners: list[tuple[int, ...]], **options
 ) -> None:
-    places = np.zeros((len(corners), 5), np.int32)
-    places[:, : box.rank] = corners
     tiles = RNG.integers(0, 256, (len(corners), box.box_bytes), dtype=np.uint8)
     expected = data.copy()
     for source, at in zip(tiles, corners, strict=True):
         model_store(expected, box, at, source)
-    launch(
-        program(STORER, box.rank),
-        tiles,
-        places,
-        (box,),
-        (data,),
-        box.box_bytes,
-        len(corners),
-        64,
-        **options,
-    )
+    run_boxes(STORER, data, box, corners, tiles, **options)
     np.testing.assert_array_equal(data, expected)
 
 

@@ -18,6 +18,7 @@ from tests.emulator.tma_harness import (
     INIT,
     LOAD_2D,
     assembles,
+    init_barriers,
     kernel,
     launch,
     model_load,
@@ -33,12 +34,7 @@ STAGES, ROWS = 3, 8
 RING = f"""
     shr.u32 %r7, %r1, 5;
     @%p1 bra READY;
-    mbarrier.init.shared::cta.b64 [bars], 1;
-    mbarrier.init.shared::cta.b64 [bars+8], 1;
-    mbarrier.init.shared::cta.b64 [bars+16], 1;
-    mbarrier.init.shared::cta.b64 [bars+24], 3;
-    mbarrier.init.shared::cta.b64 [bars+32], 3;
-    mbarrier.init.shared::cta.b64 [bars+40], 3;
+    {init_barriers(1, 1, 1, 3, 3, 3)}
     fence.mbarrier_init.release.cluster; // init fence
 READY:
     bar.sync 0; // first barrier
@@ -248,10 +244,7 @@ STAGE = (64 + N) * 128
 PRODUCTS = f"""
     shr.u32 %r7, %r1, 5;
     @%p1 bra READY;
-    mbarrier.init.shared::cta.b64 [bars], 1;
-    mbarrier.init.shared::cta.b64 [bars+8], 1;
-    mbarrier.init.shared::cta.b64 [bars+16], 1;
-    mbarrier.init.shared::cta.b64 [bars+24], 1;
+    {init_barriers(1, 1, 1, 1)}
     fence.mbarrier_init.release.cluster;
 READY:
     bar.sync 0;

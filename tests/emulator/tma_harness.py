@@ -62,6 +62,13 @@ def assembles(body: str) -> str:
     return ptx
 
 
+def init_barriers(*counts: int) -> str:
+    """mbarriers at bars, bars+8, ... for so many arrivals each."""
+    return "\n    ".join(
+        f"mbarrier.init.shared::cta.b64 [bars+{8 * n}], {count};" for n, count in enumerate(counts)
+    )
+
+
 def wait(address: str, parity: str, form: str = "try_wait") -> str:
     """A loop until the phase of ``parity`` of an mbarrier is complete."""
     return f"""{{

@@ -48,6 +48,14 @@ def device(request, monkeypatch):
     return "cpu"
 
 
+@pytest.fixture
+def hopper(device, monkeypatch):
+    """CPU tensors run what a Hopper GPU would; other GPUs skip the test."""
+    if device == "cuda" and torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("not a Hopper GPU")
+    monkeypatch.setenv("MINITRITON_TARGET", "sm_90a")
+
+
 @pytest.fixture(scope="session")
 def claims(tmp_path_factory):
     """A folder that all workers of this session share: who makes a subfolder does that work."""

@@ -33,11 +33,7 @@ REFERENCES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def hopper(device, monkeypatch):
-    if device == "cuda" and torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("not a Hopper GPU")
-    monkeypatch.setenv("MINITRITON_TARGET", "sm_90a")
+pytestmark = pytest.mark.usefixtures("hopper")
 
 
 @pytest.mark.parametrize("case", CASES)

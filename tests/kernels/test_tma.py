@@ -10,12 +10,7 @@ from minitriton.tools.tensor_descriptor import TensorDescriptor
 BF16 = torch.bfloat16
 
 
-@pytest.fixture(autouse=True)
-def hopper(device, monkeypatch):
-    """CPU tensors run what a Hopper GPU would; other GPUs copy by threads."""
-    if device == "cuda" and torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("not a Hopper GPU")
-    monkeypatch.setenv("MINITRITON_TARGET", "sm_90a")
+pytestmark = pytest.mark.usefixtures("hopper")
 
 
 @triton.jit

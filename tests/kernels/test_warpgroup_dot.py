@@ -6,13 +6,7 @@ import torch
 import minitriton as triton
 import minitriton.language as tl
 
-
-@pytest.fixture(autouse=True)
-def hopper(device, monkeypatch):
-    """CPU tensors run what a Hopper GPU would; other GPUs have no wgmma."""
-    if device == "cuda" and torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("not a Hopper GPU")
-    monkeypatch.setenv("MINITRITON_TARGET", "sm_90a")
+pytestmark = pytest.mark.usefixtures("hopper")
 
 
 @triton.jit
