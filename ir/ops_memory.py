@@ -164,9 +164,10 @@ class TmaCopyOp(MT.Operation, name="tma_copy"):
 
 
 class MbarrierInitOp(MT.Operation, name="mbarrier_init"):
-    """Makes the slots of an i64 buffer barriers of one arrival each (thread 0; no CTA barrier)."""
+    """Makes the slots of an i64 buffer barriers of `count` arrivals (thread 0; no CTA barrier)."""
 
     barriers: Operand[Any]
+    count: ir.IntegerAttr
 
 
 class MbarrierInvalOp(MT.Operation, name="mbarrier_inval"):
@@ -190,6 +191,13 @@ class MbarrierWaitOp(MT.Operation, name="mbarrier_wait"):
     parity: Operand[Any]
 
 
+class MbarrierArriveOp(MT.Operation, name="mbarrier_arrive"):
+    """Each warp arrives once, after all its lanes came here; not where `runs` (i1) is false."""
+
+    barrier: Operand[Any]
+    runs: Operand[Any]
+
+
 class ProxyFenceOp(MT.Operation, name="proxy_fence"):
     """What this thread wrote to shared memory is visible to wgmma after the next barrier."""
 
@@ -205,5 +213,5 @@ OPS = (
     LoadOp, StoreOp, AtomicRmwOp, AtomicCasOp, LocalAllocOp, LocalDeallocOp, LocalStoreOp,
     LocalLoadOp, *PURE, AsyncCopyOp, AsyncCommitOp, AsyncWaitOp,
     TmaCopyOp, MbarrierInitOp, MbarrierInvalOp, MbarrierExpectOp, MbarrierWaitOp,
-    ProxyFenceOp, WarpgroupWaitOp,
+    MbarrierArriveOp, ProxyFenceOp, WarpgroupWaitOp,
 )  # fmt: skip

@@ -23,6 +23,25 @@ class NumProgramsOp(MT.Operation, name="num_programs"):
     result: Result[Any]
 
 
+class CtaIdOp(MT.Operation, name="cta_id"):
+    """Index of this CTA among those launched: i32. Persistent kernels run several programs each."""
+
+    result: Result[Any]
+
+
+class CtaCountOp(MT.Operation, name="cta_count"):
+    """How many CTAs of a persistent kernel were launched: i32."""
+
+    result: Result[Any]
+
+
+class SplitWarpsOp(MT.Operation, name="split_warps"):
+    """From here on `producers` further warps run the ops marked mt.producer, and what those need;
+    the others run the rest. A barrier after it is one of the others alone."""
+
+    producers: ir.IntegerAttr
+
+
 class HintOp(MT.Operation, name="hint"):
     """Its operand, with promises for axis analysis in `divisibility`, `contiguity`, `constancy`.
 
@@ -60,5 +79,5 @@ class PrintOp(MT.Operation, name="print"):
     __annotations__ = separate("value", Sequence[Operand[Any]]) | {"prefix": ir.StringAttr}
 
 
-PURE = (ProgramIdOp, NumProgramsOp, HintOp)
-OPS = (*PURE, AssumeOp, BarrierOp, AssertOp, PrintOp)
+PURE = (ProgramIdOp, NumProgramsOp, CtaIdOp, CtaCountOp, HintOp)
+OPS = (*PURE, SplitWarpsOp, AssumeOp, BarrierOp, AssertOp, PrintOp)

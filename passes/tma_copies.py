@@ -29,11 +29,20 @@ Rebuild = Callable[[Value], Value]
 class Filled(Protocol):
     """A multi-buffer that TMA fills."""
 
-    load: ir.Operation
-    map: MapPlan | None
-    order: tuple[int, ...]
-    bytes: int
-    fixed: bool
+    @property
+    def load(self) -> ir.Operation: ...
+
+    @property
+    def map(self) -> MapPlan | None: ...
+
+    @property
+    def order(self) -> tuple[int, ...]: ...
+
+    @property
+    def bytes(self) -> int: ...
+
+    @property
+    def fixed(self) -> bool: ...
 
     def at(self, index: Value, builder: Builder) -> Value:
         """The slot with this number."""
@@ -48,11 +57,11 @@ class TmaCopies:
     ) -> None:  # fmt: skip
         self._analysis = analysis
         self._filled = [
-            (buffer, plan, add_spec(module.operation, _described(buffer, plan, analysis)))
+            (buffer, add_spec(module.operation, described(buffer, analysis)))
             for buffer in buffers
-            if (plan := buffer.map) is not None
+            if buffer.map is not None
         ]
-        self._moving = any(not buffer.fixed for buffer, _, _ in self._filled)
+        self._moving = any(not buffer.fixed for buffer, _ in self._filled)
         if not self._moving:  # one barrier, which completes once
             stages = 1
         self._i32 = ir.IntegerType.get_signless(32)
@@ -63,7 +72,7 @@ class TmaCopies:
             "mt.local_alloc", mem_type([stages, 1], i64, layout), (),
             {"mt.pipelined": ir.UnitAttr.get()},
         )  # fmt: skip
-        builder.create("mt.mbarrier_init", [], [self._barriers])
+        builder.create("mt.mbarrier_init", [], [self._barriers], {"count": i32_attr(1)})
         builder.create("mt.proxy_fence", [])  # the buffers may have been something else's memory
         builder.create("mt.barrier", [])
 
@@ -79,17 +88,11 @@ class TmaCopies:
         if not chosen:
             return
         barrier = self._slot(slot, builder)
-        total = sum(buffer.bytes for buffer, _, _ in chosen)
+        total = sum(buffer.bytes for buffer, _ in chosen)
         builder.create("mt.mbarrier_expect", [], [barrier, runs], {"bytes": i32_attr(total)})
-        for buffer, plan, number in chosen:
-            with builder.at(builder.ip, buffer.load.location):
-                coordinates = [
-                    self._evaluate(dim.coordinate, rebuild, builder) for dim in plan.dims
-                ]
-                builder.create(
-                    "mt.tma_copy", [], [buffer.at(slot, builder), barrier, runs, *coordinates],
-                    {"map": i32_attr(number), "dims": ir.DenseI32ArrayAttr.get(plan.places)},
-                )  # fmt: skip
+        for buffer, number in chosen:
+            to = buffer.at(slot, builder)
+            copy_boxes(buffer, to, barrier, runs, number, self._analysis, rebuild, builder)
 
     def wait(self, slot: Value, parity: Value, builder: Builder) -> None:
         """Until the copies into slot number `slot` are there."""
@@ -102,32 +105,6 @@ class TmaCopies:
         builder.create("mt.mbarrier_inval", [], [self._barriers])
         builder.create("mt.local_dealloc", [], [self._barriers])
 
-    def _evaluate(self, value: Polynomial, rebuild: Rebuild, builder: Builder) -> Value:
-        """An i32 with the value of a polynomial."""
-        total: Value | None = None
-        for monomial, coefficient in sorted(value.terms.items()):
-            term: Value | None = None
-            for atom in monomial:
-                factor = self._narrow(rebuild(self._analysis.atoms[atom]), builder)
-                term = factor if term is None else self._op("muli", term, factor, builder)
-            constant = builder.constant(self._i32, coefficient)
-            if term is None:
-                term = constant
-            elif coefficient != 1:
-                term = self._op("muli", term, constant, builder)
-            total = term if total is None else self._op("addi", total, term, builder)
-        return builder.constant(self._i32, 0) if total is None else total
-
-    def _op(self, name: str, a: Value, b: Value, builder: Builder) -> Value:
-        return builder.op(f"arith.{name}", self._i32, [a, b])
-
-    def _narrow(self, value: Value, builder: Builder) -> Value:
-        width = ir.IntegerType(value.type).width
-        if width == 32:
-            return value
-        name = "arith.trunci" if width > 32 else "arith.extsi"
-        return builder.op(name, self._i32, [value])
-
 
 def atoms_of(plan: MapPlan, analysis: AffineAnalysis) -> list[Value]:
     """The scalars that a plan's coordinates are made of."""
@@ -135,8 +112,53 @@ def atoms_of(plan: MapPlan, analysis: AffineAnalysis) -> list[Value]:
     return [analysis.atoms[number] for number in sorted(numbers)]
 
 
-def _described(buffer: Filled, plan: MapPlan, analysis: AffineAnalysis) -> dict[str, Any]:
+def copy_boxes(
+    buffer: Filled, to: Value, barrier: Value, runs: Value, number: int,
+    analysis: AffineAnalysis, rebuild: Rebuild, builder: Builder,
+) -> ir.Operation:  # fmt: skip
+    """The copy of a buffer's tile into slot `to`; `rebuild` gives atoms as they are there."""
+    plan = buffer.map
+    assert plan is not None, "only what a tensor map describes is copied"
+    with builder.at(builder.ip, buffer.load.location):
+        coordinates = [evaluate(dim.coordinate, analysis, rebuild, builder) for dim in plan.dims]
+        return builder.create(
+            "mt.tma_copy", [], [to, barrier, runs, *coordinates],
+            {"map": i32_attr(number), "dims": ir.DenseI32ArrayAttr.get(plan.places)},
+        )  # fmt: skip
+
+
+def evaluate(
+    value: Polynomial, analysis: AffineAnalysis, rebuild: Rebuild, builder: Builder
+) -> Value:
+    """An i32 with the value of a polynomial."""
+    i32 = ir.IntegerType.get_signless(32)
+    total: Value | None = None
+    for monomial, coefficient in sorted(value.terms.items()):
+        term: Value | None = None
+        for atom in monomial:
+            factor = _narrow(rebuild(analysis.atoms[atom]), builder)
+            term = factor if term is None else builder.op("arith.muli", i32, [term, factor])
+        constant = builder.constant(i32, coefficient)
+        if term is None:
+            term = constant
+        elif coefficient != 1:
+            term = builder.op("arith.muli", i32, [term, constant])
+        total = term if total is None else builder.op("arith.addi", i32, [total, term])
+    return builder.constant(i32, 0) if total is None else total
+
+
+def _narrow(value: Value, builder: Builder) -> Value:
+    width = ir.IntegerType(value.type).width
+    if width == 32:
+        return value
+    name = "arith.trunci" if width > 32 else "arith.extsi"
+    return builder.op(name, ir.IntegerType.get_signless(32), [value])
+
+
+def described(buffer: Filled, analysis: AffineAnalysis) -> dict[str, Any]:
     """The tensor map of a buffer's tile as data (ir/tensor_map_specs.py)."""
+    plan = buffer.map
+    assert plan is not None, "only what a tensor map describes is copied"
 
     def terms(value: Polynomial) -> list[Any]:
         return [

@@ -1,0 +1,239 @@
+"""Pipelined loops whose copies a producer warp makes: warp specialisation.
+
+    before: for { %a = load %p; dot(convert %a) }
+    after:  for { wait empty; expect full; tma_copy {all mt.producer}
+                  wait full; warpgroup_dot slot; arrive empty }
+
+Both kinds of warps run the loop, each its part of it (`producer_slice`), so that the producer is up
+to `stages` iterations ahead and the others never meet at a barrier: one warpgroup multiplies while
+another does arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from minitriton.ir.builder import Builder, i32_attr
+from minitriton.ir.encoding import mem_type
+from minitriton.ir.linear_layout import LinearLayout
+from minitriton.ir.mlir import ir
+from minitriton.ir.tensor_map_specs import add_spec
+from minitriton.ir.warp_roles import PRODUCER
+from minitriton.passes.affine import AffineAnalysis
+from minitriton.passes.multi_buffer import Staged, is_equal, next_parity, next_slot, read_from
+from minitriton.passes.products_in_flight import (
+    Flights,
+    after,
+    keep_in_flight,
+    last_met,
+    take_results,
+)
+from minitriton.passes.rings import Ring, RingSet, SlotSpec, barrier_at
+from minitriton.passes.tensor_maps import MapPlan
+from minitriton.passes.tma_copies import copy_boxes, described
+from minitriton.passes.traversal import Value, attributes_of, ops_of, terminator_of
+from minitriton.passes.warpgroup_dots import use_warpgroups
+
+NE, SLT = 1, 2  # arith.cmpi predicates
+_VIEWS = frozenset(("mt.mem_index", "mt.mem_trans"))
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a load's tiles go: buffer number `index` of a ring."""
+
+    ring: Ring
+    index: int
+    load: ir.Operation
+    map: MapPlan | None
+    order: tuple[int, ...]
+    bytes: int
+    slot: LinearLayout
+    fixed: bool = False
+
+    def at(self, index: Value, builder: Builder) -> Value:
+        return self.ring.tile(self.index, index, builder)
+
+
+def groups_of(loop: ir.Operation, staged: Sequence[Staged]) -> list[list[Staged]]:
+    """The loads by what reads them: those that are needed together share a ring."""
+    place = {op: number for number, op in enumerate(ops_of(loop.regions[0].blocks[0]))}
+    groups: dict[tuple[int, ...], list[Staged]] = {}
+    for s in staged:
+        readers = {place[_in_body(user, loop)] for user in _users(s.load.results[0])}
+        groups.setdefault(tuple(sorted(readers)), []).append(s)
+    return list(groups.values())
+
+
+def _users(value: Value) -> list[ir.Operation]:
+    """What uses `value`, also through changes of layout."""
+    found = []
+    for use in value.uses:
+        user = use.owner.operation
+        through = user.name in ("mt.convert_layout", "mt.trans")
+        found += _users(user.results[0]) if through else [user]
+    return found
+
+
+def _in_body(op: ir.Operation, loop: ir.Operation) -> ir.Operation:
+    """The op of the loop's body that `op` is or is inside."""
+    while op.parent.operation != loop:
+        op = op.parent.operation
+    return op
+
+
+def specialize_loop(
+    module: ir.Module,
+    loop: ir.Operation,
+    groups: Sequence[Sequence[Staged]],
+    rings: RingSet,
+    analysis: AffineAnalysis,
+) -> ir.Operation:
+    """Replaces `loop`; the copies of each group of loads go through a ring of `rings`."""
+    builder = Builder(ir.InsertionPoint(loop), loop.location)
+    types = [v.type for v in (*list(loop.operands)[3:], *rings.state)]
+    operands = [*loop.operands, *rings.state]
+    new = builder.create("scf.for", types, operands, attributes_of(loop), 1)
+    loop.regions[0].blocks[0].append_to(new.regions[0])
+    body = new.regions[0].blocks[0]
+    slot, parity = (body.add_argument(v.type, loop.location) for v in rings.state)
+    places = [
+        [
+            _Place(ring, index, s.load, s.map, s.order, s.bytes, s.slot)
+            for index, s in enumerate(group)
+        ]
+        for ring, group in zip(rings.rings, groups, strict=True)
+    ]
+    for group in places:
+        _produce(module, group, slot, parity, analysis)
+    views = [[read_from(place, slot) for place in group] for group in places]
+    flights = keep_in_flight(body, use_warpgroups(body))
+    end = terminator_of(body)
+    tail = Builder(ir.InsertionPoint(end), loop.location)
+    following = [next_slot(slot, rings.stages, tail), next_parity(parity, slot, rings.stages, tail)]
+    tail.create("scf.yield", [], [*end.operands, *following])
+    end.erase()
+    consumer = _Consumer(new, flights, rings.stages)
+    late = [
+        ring
+        for ring, found in zip(rings.rings, views, strict=True)
+        if consumer.consume(ring, found, slot, parity)
+    ]
+    for group in places:
+        for place in group:
+            place.load.erase()
+    for index, result in enumerate(loop.results):
+        result.replace_all_uses_with(new.results[index])
+    take_results(new, flights, builder)
+    state = new.results[len(loop.results)], new.results[len(loop.results) + 1]
+    if late:
+        _release_last(late, new, state[0], rings.stages, builder)
+    rings.state = state
+    loop.erase()
+    return new
+
+
+def _produce(
+    module: ir.Module, group: Sequence[_Place], slot: Value, parity: Value,
+    analysis: AffineAnalysis,
+) -> None:  # fmt: skip
+    """The copies of one iteration into one ring, where all their coordinates are known."""
+    ops = ops_of(group[0].load.block)
+    last = max((place.load for place in group), key=ops.index)
+    builder = Builder(ir.InsertionPoint(last), last.location)
+    ring = group[0].ring
+    mark = {PRODUCER: ir.UnitAttr.get()}
+    always = builder.constant(ir.IntegerType.get_signless(1), 1)
+    other = builder.op("arith.xori", parity.type, [parity, builder.constant(parity.type, 1)])
+    empty, full = (barrier_at(b, slot, builder) for b in (ring.empty, ring.full))
+    builder.create("mt.mbarrier_wait", [], [empty, other], mark)
+    count = {"bytes": i32_attr(sum(place.bytes for place in group))}
+    builder.create("mt.mbarrier_expect", [], [full, always], mark | count)
+    for place in group:
+        number = add_spec(module.operation, described(place, analysis))
+        to = place.at(slot, builder)
+        copy = copy_boxes(place, to, full, always, number, analysis, lambda value: value, builder)
+        copy.attributes[PRODUCER] = ir.UnitAttr.get()
+
+
+class _Consumer:
+    """The waits and arrivals of the warps that multiply, in the body of one loop."""
+
+    def __init__(self, loop: ir.Operation, flights: Flights, stages: int) -> None:
+        self._loop, self._flights, self._stages = loop, flights, stages
+        self._body = loop.regions[0].blocks[0]
+
+    def consume(self, ring: Ring, views: Sequence[Value], slot: Value, parity: Value) -> bool:
+        """Waits for a slot before its first reader, gives it back after the last; whether that is
+        in the next iteration."""
+        ops = ops_of(self._body)
+        readers = {_in_body(op, self._loop) for view in views for op in _readers(view)}
+        first = min(readers, key=ops.index)
+        builder = Builder(ir.InsertionPoint(first), first.location)
+        builder.create("mt.mbarrier_wait", [], [barrier_at(ring.full, slot, builder), parity])
+        ends = [self._end(op) for op in readers]
+        late = any(carried for _, carried in ends)
+        ops = ops_of(self._body)
+        last = max((op for op, carried in ends if carried == late), key=ops.index)
+        builder = after(last)
+        if late:
+            lower = self._loop.operands[0]
+            runs = _compare(NE, self._body.arguments[0], lower, builder)
+            slot = _slot_before(slot, self._stages, builder)
+        else:
+            runs = builder.constant(ir.IntegerType.get_signless(1), 1)
+        arrive = [barrier_at(ring.empty, slot, builder), runs]
+        builder.create("mt.mbarrier_arrive", [], arrive)
+        return late
+
+    def _end(self, reader: ir.Operation) -> tuple[ir.Operation, bool]:
+        """The op after which a reader is done, and whether that is in the next iteration."""
+        if "mt.in_flight" not in reader.attributes:
+            return reader, False
+        return self._flights.ended.get(reader) or (last_met(self._flights), True)
+
+
+def _readers(view: Value) -> list[ir.Operation]:
+    found = []
+    for use in view.uses:
+        user = use.owner.operation
+        found += _readers(user.results[0]) if user.name in _VIEWS else [user]
+    return found
+
+
+def _release_last(
+    rings: Sequence[Ring], loop: ir.Operation, slot: Value, stages: int, builder: Builder
+) -> None:
+    """After the loop: the slots that its last iteration still read."""
+    builder.create("mt.warpgroup_wait", [], [], {"pending": i32_attr(0)})
+    lower, upper = list(loop.operands)[:2]
+    runs = _compare(SLT, lower, upper, builder)
+    before = _slot_before(slot, stages, builder)
+    for ring in rings:
+        arrive = [barrier_at(ring.empty, before, builder), runs]
+        builder.create("mt.mbarrier_arrive", [], arrive)
+
+
+def _slot_before(slot: Value, stages: int, builder: Builder) -> Value:
+    last = builder.constant(slot.type, stages - 1)
+    less = builder.op("arith.subi", slot.type, [slot, builder.constant(slot.type, 1)])
+    return builder.op("arith.select", slot.type, [is_equal(slot, 0, builder), last, less])
+
+
+def _compare(predicate: int, a: Value, b: Value, builder: Builder) -> Value:
+    attribute = {"predicate": ir.IntegerAttr.get(ir.IntegerType.get_signless(64), predicate)}
+    return builder.op("arith.cmpi", ir.IntegerType.get_signless(1), [a, b], attribute)
+
+
+def slots_of(groups: Sequence[Sequence[Staged]]) -> tuple[tuple[SlotSpec, ...], ...]:
+    """What rings such loads need."""
+    return tuple(
+        tuple(
+            SlotSpec(
+                mem_type(s.slot.shape, s.load.results[0].type.element_type, s.slot), s.alignment
+            )
+            for s in group
+        )
+        for group in groups
+    )

@@ -1,0 +1,131 @@
+"""Decides which pipelined loops of a kernel are warp specialised, and whether it is persistent.
+
+Worth it where whole warpgroups multiply and TMA makes all copies: `ring_loops` rewrites such loops,
+`persist` wraps the kernel. Remarks give the reason where one of them does not happen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from minitriton.ir.mlir import ir
+from minitriton.ir.target import Target
+from minitriton.passes import persist
+from minitriton.passes.affine import AffineAnalysis
+from minitriton.passes.multi_buffer import Staged
+from minitriton.passes.op_classes import WRITES_IN_LOOP
+from minitriton.passes.producer_slice import Slice
+from minitriton.passes.remarks import add_remark
+from minitriton.passes.ring_loops import groups_of, slots_of, specialize_loop
+from minitriton.passes.rings import Rings
+from minitriton.passes.shared_usage import SHARED_RESERVE, buffer_bytes, scratch_of
+from minitriton.passes.tile_pass import PassOptions
+from minitriton.passes.tma_copies import atoms_of
+from minitriton.passes.traversal import defining_op, int_attribute, kernel_of, ops_of, walk
+from minitriton.passes.warpgroup_dots import fits
+
+CONSUMER_WARPS = 8  # two warpgroups: with one, CTAs side by side hide each other's arithmetic
+BARRIER_BYTES = 1024  # all mbarriers of a kernel, at most
+
+
+class WarpSplit:
+    """The producer warp of one kernel, if it gets one."""
+
+    def __init__(self, module: ir.Module, target: Target, options: PassOptions) -> None:
+        self._module, self._target = module, target
+        self._wanted = options.specialize and options.tma and target.has("setmaxnreg")
+        self._rings = Rings(module)
+        self._loops: list[ir.Operation] = []
+
+    def take(
+        self, loop: ir.Operation, staged: Sequence[Staged], analysis: AffineAnalysis, stages: int
+    ) -> bool:
+        """Specialises `loop`, whose loads are to be copied as `staged` says, if that is possible
+        and pays."""
+        if not self._wanted or not self._multiplies(loop):
+            return False
+        reason = self._refusal(loop, staged, analysis)
+        if reason is None:
+            groups = groups_of(loop, staged)
+            slots = slots_of(groups)
+            rings = self._rings.known(slots)
+            if rings is None:
+                fitting = min(stages, self._room(staged) // sum(s.bytes for s in staged))
+                if fitting >= 2:
+                    rings = self._rings.make(slots, fitting)
+            if rings is not None:
+                made = specialize_loop(self._module, loop, groups, rings, analysis)
+                self._loops.append(made)
+                text = f"warp specialised: a producer warp copies {rings.stages} stages by TMA"
+                add_remark(self._module, made, text)
+                return True
+            reason = "its slots do not fit beside the kernel's other shared memory"
+        add_remark(self._module, loop, f"not warp specialised: {reason}")
+        return False
+
+    def finish(self) -> None:
+        """After all loops: makes the kernel persistent where that pays."""
+        split = self._rings.split
+        if split is None:
+            return
+        reason = persist.refusal(kernel_of(self._module), self._loops)
+        if reason is None:
+            persist.make_persistent(self._module, split, self._rings.sets)
+            add_remark(self._module, split, "persistent: each CTA runs several programs")
+        else:
+            add_remark(self._module, split, f"not persistent: {reason}")
+
+    def _multiplies(self, loop: ir.Operation) -> bool:
+        warps = int_attribute(self._module.operation, "mt.num_warps")
+        return warps == CONSUMER_WARPS and any(map(fits, ops_of(loop.regions[0].blocks[0])))
+
+    def _refusal(
+        self, loop: ir.Operation, staged: Sequence[Staged], analysis: AffineAnalysis
+    ) -> str | None:
+        top = self._module.operation
+        if loop.parent.operation.name != "func.func":
+            return "it is inside other control flow"
+        if any(s.map is None for s in staged):
+            return "threads make some of its copies"
+        if "mt.maxnreg" in top.attributes or int_attribute(top, "mt.num_ctas", 1) > 1:
+            return "the kernel sets maxnreg or num_ctas"
+        if any(use.owner.operation.name not in ("mt.convert_layout", "mt.trans")
+               for s in staged for use in s.load.results[0].uses):  # fmt: skip
+            return "what it loads is also used as it comes"
+        function = kernel_of(self._module)
+        for op in walk(function):
+            if op == loop:
+                break
+            if op.name in WRITES_IN_LOOP and "mt.all_warps" not in op.attributes:
+                return "the kernel writes memory before it"
+        needed = Slice()
+        needed.add(loop)
+        for s in staged:
+            if s.map is not None:
+                for value in atoms_of(s.map, analysis):
+                    needed.add_value(value)
+        return needed.refusal(function)
+
+    def _room(self, staged: Sequence[Staged]) -> int:
+        """Bytes for the slots of a new loop, beside all that is needed at some time."""
+        scratch, buffers = SHARED_RESERVE, BARRIER_BYTES
+        for op in walk(kernel_of(self._module)):
+            if op.name == "mt.local_alloc":
+                buffers += buffer_bytes(op.results[0].type)
+            elif not _becomes_a_read(op) and (found := scratch_of(op)) is not None:
+                scratch = max(scratch, found.bytes)
+        alignment = max(s.alignment for s in staged)
+        return self._target.max_shared_bytes - scratch - buffers - alignment
+
+
+def _becomes_a_read(op: ir.Operation) -> bool:
+    """A change of layout straight after a load in a loop: pipelining makes it a read of a slot."""
+    source = op
+    while source is not None and source.name in ("mt.convert_layout", "mt.trans"):
+        source = defining_op(source.operands[0])
+    return (
+        op.name == "mt.convert_layout"
+        and source is not None
+        and source.name == "mt.load"
+        and source.parent.operation.name == "scf.for"
+    )
