@@ -6,13 +6,14 @@ of the others has a number of its own, and counts them alone.
 
 from __future__ import annotations
 
-from minitriton.codegen.lower import Lowering, Role
+from minitriton.codegen.lower import CONSUMER_BARRIER, Lowering, Role, integer_attribute
 from minitriton.codegen.shared_address import shared_word
 from minitriton.codegen.warpgroup import warpgroup
 from minitriton.ir.diagnostics import InternalError
 from minitriton.ir.mlir import ir
 
 WARPGROUP = 4  # warps
+FIRST_TURN_BARRIER = CONSUMER_BARRIER + 1  # one for each of two warpgroups
 # Registers per thread, for two warpgroups that hold tiles; in all no more than at the launch, 168.
 PRODUCER_REGISTERS = 24
 CONSUMER_REGISTERS = 240
@@ -64,4 +65,33 @@ def lower_mbarrier_arrive(lowering: Lowering, op: ir.Operation) -> None:
     )  # fmt: skip
 
 
-RULES = {"mt.split_warps": lower_split_warps, "mt.mbarrier_arrive": lower_mbarrier_arrive}
+def lower_turn_wait(lowering: Lowering, op: ir.Operation) -> None:
+    own = lowering.add(warpgroup(lowering), FIRST_TURN_BARRIER)
+    _turn(lowering, op, "sync", own)
+
+
+def lower_turn_pass(lowering: Lowering, op: ir.Operation) -> None:
+    last = lowering.int32(FIRST_TURN_BARRIER + 1)
+    _turn(lowering, op, "arrive", lowering.binary("subi", last, warpgroup(lowering)))
+
+
+def _turn(lowering: Lowering, op: ir.Operation, how: str, number: ir.Value) -> None:
+    """One warpgroup waits at its barrier, the other only arrives there."""
+
+    def meet() -> list[ir.Value]:
+        lowering.asm(f"bar.{how} $0, {2 * 32 * WARPGROUP};", "r,~{memory}", [], [number])
+        return []
+
+    if "mt.group" not in op.attributes:
+        meet()
+        return
+    group = integer_attribute(op, "mt.group")
+    lowering.branch(lowering.compare("eq", warpgroup(lowering), group), (), meet, list)
+
+
+RULES = {
+    "mt.split_warps": lower_split_warps,
+    "mt.mbarrier_arrive": lower_mbarrier_arrive,
+    "mt.turn_wait": lower_turn_wait,
+    "mt.turn_pass": lower_turn_pass,
+}

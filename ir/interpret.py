@@ -354,6 +354,7 @@ RULES: dict[str, Rule] = {
     "mt.tma_copy": _tma_copy, "mt.mbarrier_init": _nothing, "mt.mbarrier_inval": _nothing,
     "mt.mbarrier_expect": _nothing, "mt.mbarrier_wait": _nothing,
     "mt.mbarrier_arrive": _nothing, "mt.split_warps": _nothing,
+    "mt.turn_wait": _nothing, "mt.turn_pass": _nothing,
     "mt.proxy_fence": _nothing, "mt.warpgroup_wait": _nothing,
 }  # fmt: skip
 TERMINATORS = frozenset({"scf.yield", "scf.condition", "mt.yield", "func.return"})

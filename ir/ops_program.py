@@ -42,6 +42,15 @@ class SplitWarpsOp(MT.Operation, name="split_warps"):
     producers: ir.IntegerAttr
 
 
+class TurnWaitOp(MT.Operation, name="turn_wait"):
+    """Waits until the other of two warpgroups has passed the turn to multiply. With `mt.group`, a
+    number, only that warpgroup does."""
+
+
+class TurnPassOp(MT.Operation, name="turn_pass"):
+    """Passes the turn to the other of two warpgroups. With `mt.group` only that one does."""
+
+
 class HintOp(MT.Operation, name="hint"):
     """Its operand, with promises for axis analysis in `divisibility`, `contiguity`, `constancy`.
 
@@ -80,4 +89,4 @@ class PrintOp(MT.Operation, name="print"):
 
 
 PURE = (ProgramIdOp, NumProgramsOp, CtaIdOp, CtaCountOp, HintOp)
-OPS = (*PURE, SplitWarpsOp, AssumeOp, BarrierOp, AssertOp, PrintOp)
+OPS = (*PURE, SplitWarpsOp, TurnWaitOp, TurnPassOp, AssumeOp, BarrierOp, AssertOp, PrintOp)

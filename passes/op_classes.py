@@ -8,7 +8,7 @@ from minitriton.ir.mlir import ir
 _ELEMENTWISE_MT = frozenset(
     f"mt.{name}"
     for name in ("addptr", "ptr_to_int", "int_to_ptr", "ptr_cast", "fp_cast", "mulhi",
-                 "tanh_approx", "exp2_approx", "precise", "hint")
+                 "tanh_approx", "precise", "hint")
 )  # fmt: skip
 SHAPE_OPS = frozenset(
     f"mt.{name}"

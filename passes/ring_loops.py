@@ -120,11 +120,14 @@ def specialize_loop(
         for ring, found in zip(rings.rings, views, strict=True)
         if consumer.consume(ring, found, slot, parity)
     ]
+    turns = _take_turns(new, flights)
     for group in places:
         for place in group:
             place.load.erase()
     for index, result in enumerate(loop.results):
         result.replace_all_uses_with(new.results[index])
+    if turns:
+        builder.create("mt.turn_pass", [], [], {"mt.group": i32_attr(0)})
     take_results(new, flights, builder)
     state = new.results[len(loop.results)], new.results[len(loop.results) + 1]
     if late:
@@ -155,6 +158,25 @@ def _produce(
         to = place.at(slot, builder)
         copy = copy_boxes(place, to, full, always, number, analysis, lambda value: value, builder)
         copy.attributes[PRODUCER] = ir.UnitAttr.get()
+
+
+def _take_turns(loop: ir.Operation, flights: Flights) -> bool:
+    """Where one product's result goes through arithmetic into a later product, the warpgroups take
+    turns: one does arithmetic while the other multiplies, from the last product of an iteration to
+    the first of the next. The second warpgroup starts when the first has issued its first product.
+    Source: Shah et al., FlashAttention-3, arXiv 2407.08608, section 3.1."""
+    ops = ops_of(loop.regions[0].blocks[0])
+    dots = [op for op in ops if op.name == "mt.warpgroup_dot"]
+    if len(dots) < 2 or dots[0] not in flights.ended:
+        return False
+    end, carried = flights.ended[dots[0]]
+    if carried or end == dots[0] or ops.index(end) > ops.index(dots[-1]):
+        return False
+    before = Builder(ir.InsertionPoint(loop), loop.location)
+    before.create("mt.turn_wait", [], [], {"mt.group": i32_attr(1)})
+    after(dots[0]).create("mt.turn_pass", [], [])
+    Builder(ir.InsertionPoint(dots[-1]), dots[-1].location).create("mt.turn_wait", [], [])
+    return True
 
 
 class _Consumer:

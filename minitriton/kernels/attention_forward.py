@@ -29,7 +29,6 @@ from minitriton.kernels.attention_tiles import (
     tiles_of,
     visible_keys,
 )
-from minitriton.language.extra import libdevice
 
 LONG = 1024  # keys from which one more iteration does not count
 
@@ -70,8 +69,8 @@ def _walk(
                 scores = tl.where(seen, scores, -float("inf"))
             higher = tl.maximum(peak, tl.max(scores, 1) * scale)
             centre = tl.where(higher == -float("inf"), 0.0, higher)  # has seen nothing yet
-            weights = libdevice.fast_exp2f(scores * scale - centre[:, None])
-            rescale = libdevice.fast_exp2f(peak - centre)
+            weights = tl.exp2(scores * scale - centre[:, None])
+            rescale = tl.exp2(peak - centre)
             total = total * rescale + tl.sum(weights, 1)
             if C.DROPOUT:
                 keep = kept(seed, plane, first, start, threshold, C.BLOCK_M, C.BLOCK_N, False)
