@@ -19,6 +19,7 @@ from minitriton.passes.producer_slice import Slice
 from minitriton.passes.rings import RingSet
 from minitriton.passes.traversal import (
     Value,
+    block_of,
     int_attribute,
     kernel_of,
     ops_of,
@@ -31,7 +32,9 @@ ATTRIBUTE = "mt.persistent"
 _REFUSED = frozenset(("scf.while", "mt.atomic_cas", "mt.assert", "mt.print"))
 
 
-def refusal(function: ir.Operation, loops: Sequence[ir.Operation]) -> str | None:
+def refusal(
+    function: ir.Operation, loops: Sequence[ir.Operation], sets: Sequence[RingSet]
+) -> str | None:
     """Why a kernel had better have a CTA for each program; None if it can be persistent.
 
     loops: those with rings. Programs of different lengths are left to the GPU's own scheduler,
@@ -40,6 +43,8 @@ def refusal(function: ir.Operation, loops: Sequence[ir.Operation]) -> str | None
     for op in walk(function):
         if op.name in _REFUSED:
             return f"it has {op.name}"
+    if any(block_of(found.state[1]) != function.regions[0].blocks[0] for found in sets):
+        return "some programs may skip its loops"
     for loop in loops:
         bounds = Slice()
         for value in list(loop.operands)[:3]:

@@ -113,7 +113,7 @@ def _pipeline(
     per_stage = sum(s.bytes for s in staged if s not in fixed)
     if not per_stage:
         return False
-    if not fixed and warps.take(loop, staged, analysis, stages):
+    if warps.take(loop, staged, fixed, ahead, analysis, stages):
         return True
     padding = sum(s.alignment for s in staged if s.bytes % s.alignment)
     room = target.max_shared_bytes - SHARED_RESERVE - padding - sum(s.bytes for s in fixed)

@@ -21,6 +21,7 @@ from minitriton.ir.mlir import ir
 from minitriton.ir.tensor_map_specs import add_spec
 from minitriton.ir.warp_roles import PRODUCER
 from minitriton.passes.affine import AffineAnalysis
+from minitriton.passes.ahead_of_time import AheadOfTime
 from minitriton.passes.multi_buffer import Staged, is_equal, next_parity, next_slot, read_from
 from minitriton.passes.products_in_flight import (
     Flights,
@@ -31,7 +32,7 @@ from minitriton.passes.products_in_flight import (
 )
 from minitriton.passes.rings import Ring, RingSet, SlotSpec, barrier_at
 from minitriton.passes.tensor_maps import MapPlan
-from minitriton.passes.tma_copies import copy_boxes, described
+from minitriton.passes.tma_copies import Rebuild, copy_boxes, described
 from minitriton.passes.traversal import Value, attributes_of, ops_of, terminator_of
 from minitriton.passes.warpgroup_dots import use_warpgroups
 
@@ -84,67 +85,114 @@ def _in_body(op: ir.Operation, loop: ir.Operation) -> ir.Operation:
 
 
 def specialize_loop(
-    module: ir.Module,
-    loop: ir.Operation,
-    groups: Sequence[Sequence[Staged]],
-    rings: RingSet,
+    module: ir.Module, loop: ir.Operation, moving: Rows, fixed: Rows | None, ahead: AheadOfTime,
     analysis: AffineAnalysis,
-) -> ir.Operation:
-    """Replaces `loop`; the copies of each group of loads go through a ring of `rings`."""
+) -> ir.Operation:  # fmt: skip
+    """Replaces `loop`: the copies of `moving` loads go through their rings in every iteration,
+    those of `fixed` ones once."""
     builder = Builder(ir.InsertionPoint(loop), loop.location)
-    types = [v.type for v in (*list(loop.operands)[3:], *rings.state)]
-    operands = [*loop.operands, *rings.state]
-    new = builder.create("scf.for", types, operands, attributes_of(loop), 1)
+    state = moving.rings.state
+    types = [v.type for v in (*list(loop.operands)[3:], *state)]
+    new = builder.create("scf.for", types, [*loop.operands, *state], attributes_of(loop), 1)
     loop.regions[0].blocks[0].append_to(new.regions[0])
     body = new.regions[0].blocks[0]
-    slot, parity = (body.add_argument(v.type, loop.location) for v in rings.state)
-    places = [
-        [
-            _Place(ring, index, s.load, s.map, s.order, s.bytes, s.slot)
-            for index, s in enumerate(group)
-        ]
-        for ring, group in zip(rings.rings, groups, strict=True)
-    ]
+    slot, parity = (body.add_argument(v.type, loop.location) for v in state)
+    if fixed is not None:
+        _copy_once(module, new, fixed, ahead, analysis)
+    places = moving.places()
     for group in places:
-        _produce(module, group, slot, parity, analysis)
+        ops = ops_of(body)
+        last = max((place.load for place in group), key=ops.index)
+        at = Builder(ir.InsertionPoint(last), last.location)
+        _produce(module, group, slot, parity, analysis, lambda value: value, at)
     views = [[read_from(place, slot) for place in group] for group in places]
     flights = keep_in_flight(body, use_warpgroups(body))
+    stages = moving.rings.stages
     end = terminator_of(body)
     tail = Builder(ir.InsertionPoint(end), loop.location)
-    following = [next_slot(slot, rings.stages, tail), next_parity(parity, slot, rings.stages, tail)]
+    following = [next_slot(slot, stages, tail), next_parity(parity, slot, stages, tail)]
     tail.create("scf.yield", [], [*end.operands, *following])
     end.erase()
-    consumer = _Consumer(new, flights, rings.stages)
+    consumer = _Consumer(new, flights, stages)
     late = [
         ring
-        for ring, found in zip(rings.rings, views, strict=True)
+        for ring, found in zip(moving.rings.rings, views, strict=True)
         if consumer.consume(ring, found, slot, parity)
     ]
     turns = _take_turns(new, flights)
-    for group in places:
-        for place in group:
-            place.load.erase()
+    for s in moving.loads + (fixed.loads if fixed is not None else []):
+        s.load.erase()
     for index, result in enumerate(loop.results):
         result.replace_all_uses_with(new.results[index])
     if turns:
         builder.create("mt.turn_pass", [], [], {"mt.group": i32_attr(0)})
     take_results(new, flights, builder)
-    state = new.results[len(loop.results)], new.results[len(loop.results) + 1]
+    moving.rings.state = new.results[len(loop.results)], new.results[len(loop.results) + 1]
+    if late or fixed is not None:
+        builder.create("mt.warpgroup_wait", [], [], {"pending": i32_attr(0)})
     if late:
-        _release_last(late, new, state[0], rings.stages, builder)
-    rings.state = state
+        _release_last(late, new, moving.rings.state[0], stages, builder)
+    if fixed is not None:
+        _release_once(fixed.rings, builder)
     loop.erase()
     return new
 
 
-def _produce(
-    module: ir.Module, group: Sequence[_Place], slot: Value, parity: Value,
+@dataclass(frozen=True)
+class Rows:
+    """Loads in groups and the rings that they go through, one for each group."""
+
+    groups: Sequence[Sequence[Staged]]
+    rings: RingSet
+
+    @property
+    def loads(self) -> list[Staged]:
+        return [s for group in self.groups for s in group]
+
+    def places(self) -> list[list[_Place]]:
+        return [
+            [
+                _Place(ring, index, s.load, s.map, s.order, s.bytes, s.slot)
+                for index, s in enumerate(group)
+            ]
+            for ring, group in zip(self.rings.rings, self.groups, strict=True)
+        ]
+
+
+def _copy_once(
+    module: ir.Module, loop: ir.Operation, fixed: Rows, ahead: AheadOfTime,
     analysis: AffineAnalysis,
 ) -> None:  # fmt: skip
-    """The copies of one iteration into one ring, where all their coordinates are known."""
-    ops = ops_of(group[0].load.block)
-    last = max((place.load for place in group), key=ops.index)
-    builder = Builder(ir.InsertionPoint(last), last.location)
+    """Before the loop: copies of tiles that are the same in every iteration, and the wait."""
+    builder = Builder(ir.InsertionPoint(loop), loop.location)
+    slot, parity = fixed.rings.state
+    known: dict[Value, Value] = {}
+    for group in fixed.places():
+        _produce(
+            module, group, slot, parity, analysis,
+            lambda value: ahead.clone(value, known, builder), builder,
+        )  # fmt: skip
+        for place in group:
+            read_from(place, slot)
+        full = barrier_at(group[0].ring.full, slot, builder)
+        builder.create("mt.mbarrier_wait", [], [full, parity])
+
+
+def _release_once(rings: RingSet, builder: Builder) -> None:
+    """After the loop: the tiles that were the same in every iteration."""
+    slot, parity = rings.state
+    always = builder.constant(ir.IntegerType.get_signless(1), 1)
+    for ring in rings.rings:
+        builder.create("mt.mbarrier_arrive", [], [barrier_at(ring.empty, slot, builder), always])
+    one = builder.constant(parity.type, 1)
+    rings.state = slot, builder.op("arith.xori", parity.type, [parity, one])
+
+
+def _produce(
+    module: ir.Module, group: Sequence[_Place], slot: Value, parity: Value,
+    analysis: AffineAnalysis, rebuild: Rebuild, builder: Builder,
+) -> None:  # fmt: skip
+    """The copies into one ring's slot, where all their coordinates are known."""
     ring = group[0].ring
     mark = {PRODUCER: ir.UnitAttr.get()}
     always = builder.constant(ir.IntegerType.get_signless(1), 1)
@@ -156,7 +204,7 @@ def _produce(
     for place in group:
         number = add_spec(module.operation, described(place, analysis))
         to = place.at(slot, builder)
-        copy = copy_boxes(place, to, full, always, number, analysis, lambda value: value, builder)
+        copy = copy_boxes(place, to, full, always, number, analysis, rebuild, builder)
         copy.attributes[PRODUCER] = ir.UnitAttr.get()
 
 
@@ -228,7 +276,6 @@ def _release_last(
     rings: Sequence[Ring], loop: ir.Operation, slot: Value, stages: int, builder: Builder
 ) -> None:
     """After the loop: the slots that its last iteration still read."""
-    builder.create("mt.warpgroup_wait", [], [], {"pending": i32_attr(0)})
     lower, upper = list(loop.operands)[:2]
     runs = _compare(SLT, lower, upper, builder)
     before = _slot_before(slot, stages, builder)

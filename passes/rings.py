@@ -17,7 +17,14 @@ from minitriton.ir.encoding import mem_layout, mem_type
 from minitriton.ir.linear_layout import LinearLayout
 from minitriton.ir.mlir import ir
 from minitriton.passes.shared_usage import buffer_bytes
-from minitriton.passes.traversal import Value, int_attribute, kernel_of, ops_of, terminator_of
+from minitriton.passes.traversal import (
+    Value,
+    block_of,
+    int_attribute,
+    kernel_of,
+    ops_of,
+    terminator_of,
+)
 
 PRODUCER_WARPS = 4  # one copies; setmaxnreg takes registers from whole warpgroups
 
@@ -49,6 +56,9 @@ class Ring:
         return sum(buffer_bytes(slot.type) for slot in self.slots)
 
 
+Groups = tuple[tuple[SlotSpec, ...], ...]
+
+
 @dataclass
 class RingSet:
     """The rings of a loop. `initial`: (slot, parity) at the kernel's start; `state`: where the last
@@ -65,23 +75,27 @@ class Rings:
 
     def __init__(self, module: ir.Module) -> None:
         self._module = module
-        self._sets: dict[tuple[tuple[SlotSpec, ...], ...], RingSet] = {}
+        self._sets: list[tuple[Groups, RingSet]] = []
         self._split: ir.Operation | None = None
 
     @property
     def sets(self) -> list[RingSet]:
-        return list(self._sets.values())
+        return [found for _, found in self._sets]
 
     @property
     def split(self) -> ir.Operation | None:
         """The mt.split_warps of the kernel, if it has rings."""
         return self._split
 
-    def known(self, groups: tuple[tuple[SlotSpec, ...], ...]) -> RingSet | None:
-        """The rings of an earlier loop with such buffers."""
-        return self._sets.get(groups)
+    def known(self, groups: Groups, stages: int, loop: ir.Operation) -> RingSet | None:
+        """The rings of an earlier loop with such buffers, of at most so many slots, that come to
+        `loop` on every path."""
+        for slots, found in self._sets:
+            if slots == groups and found.stages <= stages and _reaches(found.state[1], loop):
+                return found
+        return None
 
-    def make(self, groups: tuple[tuple[SlotSpec, ...], ...], stages: int) -> RingSet:
+    def make(self, groups: Groups, stages: int) -> RingSet:
         """New rings for a loop that has no earlier one like it."""
         function = kernel_of(self._module)
         if self._split is None:
@@ -98,8 +112,19 @@ class Rings:
                 ends.create("mt.local_dealloc", [], [value])
         i32 = ir.IntegerType.get_signless(32)
         initial = (builder.constant(i32, 0), builder.constant(i32, 0))
-        made = self._sets[groups] = RingSet(rings, stages, initial, initial)
+        made = RingSet(rings, stages, initial, initial)
+        self._sets.append((groups, made))
         return made
+
+
+def _reaches(value: Value, loop: ir.Operation) -> bool:
+    """Whether a value that was made before `loop` is known there."""
+    around = loop
+    while around.name != "func.func":
+        if around.block == block_of(value):
+            return True
+        around = around.parent.operation
+    return False
 
 
 def _split(function: ir.Operation) -> ir.Operation:

@@ -12,11 +12,12 @@ from minitriton.ir.mlir import ir
 from minitriton.ir.target import Target
 from minitriton.passes import persist
 from minitriton.passes.affine import AffineAnalysis
+from minitriton.passes.ahead_of_time import AheadOfTime
 from minitriton.passes.multi_buffer import Staged
 from minitriton.passes.op_classes import WRITES_IN_LOOP
 from minitriton.passes.producer_slice import Slice
 from minitriton.passes.remarks import add_remark
-from minitriton.passes.ring_loops import groups_of, slots_of, specialize_loop
+from minitriton.passes.ring_loops import Rows, groups_of, slots_of, specialize_loop
 from minitriton.passes.rings import Rings
 from minitriton.passes.shared_usage import SHARED_RESERVE, buffer_bytes, scratch_of
 from minitriton.passes.tile_pass import PassOptions
@@ -38,37 +39,48 @@ class WarpSplit:
         self._loops: list[ir.Operation] = []
 
     def take(
-        self, loop: ir.Operation, staged: Sequence[Staged], analysis: AffineAnalysis, stages: int
-    ) -> bool:
-        """Specialises `loop`, whose loads are to be copied as `staged` says, if that is possible
-        and pays."""
+        self, loop: ir.Operation, staged: Sequence[Staged], fixed: Sequence[Staged],
+        ahead: AheadOfTime, analysis: AffineAnalysis, stages: int,
+    ) -> bool:  # fmt: skip
+        """Specialises `loop`, whose loads are to be copied as `staged` says (`fixed` ones once), if
+        that is possible and pays."""
         if not self._wanted or not self._multiplies(loop):
             return False
         reason = self._refusal(loop, staged, analysis)
         if reason is None:
-            groups = groups_of(loop, staged)
-            slots = slots_of(groups)
-            rings = self._rings.known(slots)
-            if rings is None:
-                fitting = min(stages, self._room(staged) // sum(s.bytes for s in staged))
-                if fitting >= 2:
-                    rings = self._rings.make(slots, fitting)
-            if rings is not None:
-                made = specialize_loop(self._module, loop, groups, rings, analysis)
+            moving = [s for s in staged if s not in fixed]
+            once = self._rows([list(fixed)], 1, loop) if fixed else None
+            each = self._rows(groups_of(loop, moving), stages, loop)
+            if each is not None and (once is not None or not fixed):
+                made = specialize_loop(self._module, loop, each, once, ahead, analysis)
                 self._loops.append(made)
-                text = f"warp specialised: a producer warp copies {rings.stages} stages by TMA"
+                text = f"warp specialised: a producer warp copies {each.rings.stages} stages by TMA"
                 add_remark(self._module, made, text)
                 return True
             reason = "its slots do not fit beside the kernel's other shared memory"
         add_remark(self._module, loop, f"not warp specialised: {reason}")
         return False
 
+    def _rows(
+        self, groups: Sequence[Sequence[Staged]], stages: int, loop: ir.Operation
+    ) -> Rows | None:
+        """Rings for loads, old or new; None where they do not fit."""
+        slots = slots_of(groups)
+        rings = self._rings.known(slots, stages, loop)
+        if rings is None:
+            loads = [s for group in groups for s in group]
+            fitting = min(stages, self._room(loads) // sum(s.bytes for s in loads))
+            if fitting < min(stages, 2):
+                return None
+            rings = self._rings.make(slots, fitting)
+        return Rows(groups, rings)
+
     def finish(self) -> None:
         """After all loops: makes the kernel persistent where that pays."""
         split = self._rings.split
         if split is None:
             return
-        reason = persist.refusal(kernel_of(self._module), self._loops)
+        reason = persist.refusal(kernel_of(self._module), self._loops, self._rings.sets)
         if reason is None:
             persist.make_persistent(self._module, split, self._rings.sets)
             add_remark(self._module, split, "persistent: each CTA runs several programs")
@@ -83,8 +95,11 @@ class WarpSplit:
         self, loop: ir.Operation, staged: Sequence[Staged], analysis: AffineAnalysis
     ) -> str | None:
         top = self._module.operation
-        if loop.parent.operation.name != "func.func":
-            return "it is inside other control flow"
+        around = loop.parent.operation
+        while around.name == "scf.if":
+            around = around.parent.operation
+        if around.name != "func.func":
+            return "it is inside another loop"
         if any(s.map is None for s in staged):
             return "threads make some of its copies"
         if "mt.maxnreg" in top.attributes or int_attribute(top, "mt.num_ctas", 1) > 1:
