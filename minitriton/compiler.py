@@ -67,8 +67,9 @@ def standard_stages(settings: options.Options | None = None, *, check: bool = Fa
         run_pipeline(module, passes, lambda index, name, after, seconds: done(name, after))
 
     chosen = PassOptions(
-        check=check, wgmma=settings.wgmma, tma=settings.tma, specialize=settings.specialize
-    )
+        check=check, wgmma=settings.wgmma, tma=settings.tma, specialize=settings.specialize,
+        share_registers=assembler.shares_registers(settings.ptxas),
+    )  # fmt: skip
     return Stages(
         build=build_module,
         passes=lambda target, spec: tile_pipeline(target, chosen),

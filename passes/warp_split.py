@@ -35,6 +35,7 @@ class WarpSplit:
     def __init__(self, module: ir.Module, target: Target, options: PassOptions) -> None:
         self._module, self._target = module, target
         self._wanted = options.specialize and options.tma and target.has("setmaxnreg")
+        self._shares_registers = options.share_registers
         self._rings = Rings(module)
         self._loops: list[ir.Operation] = []
 
@@ -100,6 +101,9 @@ class WarpSplit:
             around = around.parent.operation
         if around.name != "func.func":
             return "it is inside another loop"
+        dots = sum(map(fits, ops_of(loop.regions[0].blocks[0])))
+        if dots > 1 and not self._shares_registers:
+            return "nvJitLink ignores setmaxnreg: install nvidia-cuda-nvcc"
         if any(s.map is None for s in staged):
             return "threads make some of its copies"
         if "mt.maxnreg" in top.attributes or int_attribute(top, "mt.num_ctas", 1) > 1:
