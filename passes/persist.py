@@ -61,8 +61,10 @@ def make_persistent(module: ir.Module, split: ir.Operation, sets: Sequence[RingS
     body = kernel_of(module).regions[0].blocks[0]
     ops = ops_of(body)
     moved = ops[ops.index(split) + 1 :]
+    if moved[0].name == "mt.turn_pass":  # of the whole kernel, like the wait at its end
+        moved = moved[1:]
     last = len(moved)
-    while moved[last - 1].name in ("func.return", "mt.local_dealloc"):
+    while moved[last - 1].name in ("func.return", "mt.local_dealloc", "mt.turn_wait"):
         last -= 1
     ends, moved = moved[last], moved[:last]
     builder = Builder(ir.InsertionPoint(moved[0] if moved else ends), split.location)

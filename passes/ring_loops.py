@@ -87,9 +87,9 @@ def _in_body(op: ir.Operation, loop: ir.Operation) -> ir.Operation:
 def specialize_loop(
     module: ir.Module, loop: ir.Operation, moving: Rows, fixed: Rows | None, ahead: AheadOfTime,
     analysis: AffineAnalysis,
-) -> ir.Operation:  # fmt: skip
+) -> tuple[ir.Operation, bool]:  # fmt: skip
     """Replaces `loop`: the copies of `moving` loads go through their rings in every iteration,
-    those of `fixed` ones once."""
+    those of `fixed` ones once. The new loop, and whether warpgroups take turns in it."""
     builder = Builder(ir.InsertionPoint(loop), loop.location)
     state = moving.rings.state
     types = [v.type for v in (*list(loop.operands)[3:], *state)]
@@ -125,7 +125,7 @@ def specialize_loop(
     for index, result in enumerate(loop.results):
         result.replace_all_uses_with(new.results[index])
     if turns:
-        builder.create("mt.turn_pass", [], [], {"mt.group": i32_attr(0)})
+        builder.create("mt.turn_pass", [], [])
     take_results(new, flights, builder)
     moving.rings.state = new.results[len(loop.results)], new.results[len(loop.results) + 1]
     if late or fixed is not None:
@@ -135,7 +135,7 @@ def specialize_loop(
     if fixed is not None:
         _release_once(fixed.rings, builder)
     loop.erase()
-    return new
+    return new, turns
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,7 @@ def _produce(
 def _take_turns(loop: ir.Operation, flights: Flights) -> bool:
     """Where one product's result goes through arithmetic into a later product, the warpgroups take
     turns: one does arithmetic while the other multiplies, from the last product of an iteration to
-    the first of the next. The second warpgroup starts when the first has issued its first product.
+    the first of the next. A loop begins with the turn of the first warpgroup (`Rings.take_turns`).
     Source: Shah et al., FlashAttention-3, arXiv 2407.08608, section 3.1."""
     ops = ops_of(loop.regions[0].blocks[0])
     dots = [op for op in ops if op.name == "mt.warpgroup_dot"]
@@ -221,7 +221,7 @@ def _take_turns(loop: ir.Operation, flights: Flights) -> bool:
     if carried or end == dots[0] or ops.index(end) > ops.index(dots[-1]):
         return False
     before = Builder(ir.InsertionPoint(loop), loop.location)
-    before.create("mt.turn_wait", [], [], {"mt.group": i32_attr(1)})
+    before.create("mt.turn_wait", [], [])
     after(dots[0]).create("mt.turn_pass", [], [])
     Builder(ir.InsertionPoint(dots[-1]), dots[-1].location).create("mt.turn_wait", [], [])
     return True

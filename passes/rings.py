@@ -77,6 +77,7 @@ class Rings:
         self._module = module
         self._sets: list[tuple[Groups, RingSet]] = []
         self._split: ir.Operation | None = None
+        self._has_turns = False
 
     @property
     def sets(self) -> list[RingSet]:
@@ -115,6 +116,22 @@ class Rings:
         made = RingSet(rings, stages, initial, initial)
         self._sets.append((groups, made))
         return made
+
+    def take_turns(self) -> None:
+        """Once for a kernel with loops whose warpgroups take turns: each begins with the first one's
+        turn, which the second passes to it at the kernel's start and after every loop."""
+        assert self._split is not None, "loops with turns have rings"
+        if self._has_turns:
+            return
+        self._has_turns = True
+        ops = ops_of(self._split.block)
+        at = Builder(ir.InsertionPoint(ops[ops.index(self._split) + 1]), self._split.location)
+        at.create("mt.turn_pass", [], [], {"mt.group": i32_attr(1)})
+        first = ops[-1]
+        while ops[ops.index(first) - 1].name == "mt.local_dealloc":
+            first = ops[ops.index(first) - 1]
+        end = Builder(ir.InsertionPoint(first), self._split.location)
+        end.create("mt.turn_wait", [], [], {"mt.group": i32_attr(0)})
 
 
 def _reaches(value: Value, loop: ir.Operation) -> bool:

@@ -53,7 +53,9 @@ class WarpSplit:
             once = self._rows([list(fixed)], 1, loop) if fixed else None
             each = self._rows(groups_of(loop, moving), stages, loop)
             if each is not None and (once is not None or not fixed):
-                made = specialize_loop(self._module, loop, each, once, ahead, analysis)
+                made, turns = specialize_loop(self._module, loop, each, once, ahead, analysis)
+                if turns:
+                    self._rings.take_turns()
                 self._loops.append(made)
                 text = f"warp specialised: a producer warp copies {each.rings.stages} stages by TMA"
                 add_remark(self._module, made, text)
