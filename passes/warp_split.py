@@ -7,6 +7,7 @@ Worth it where whole warpgroups multiply and TMA makes all copies: `ring_loops` 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 from minitriton.ir.mlir import ir
 from minitriton.ir.target import Target
@@ -16,6 +17,7 @@ from minitriton.passes.ahead_of_time import AheadOfTime
 from minitriton.passes.multi_buffer import Staged
 from minitriton.passes.op_classes import WRITES_IN_LOOP
 from minitriton.passes.producer_slice import Slice
+from minitriton.passes.program_order import heaviest_first
 from minitriton.passes.remarks import add_remark
 from minitriton.passes.ring_loops import Rows, groups_of, slots_of, specialize_loop
 from minitriton.passes.rings import Rings
@@ -26,6 +28,9 @@ from minitriton.passes.traversal import defining_op, int_attribute, kernel_of, o
 from minitriton.passes.warpgroup_dots import fits
 
 CONSUMER_WARPS = 8  # two warpgroups: with one, CTAs side by side hide each other's arithmetic
+# Multiplications of an iteration from which one CTA with a producer beats several without, measured
+# on an H200 (benchmarks/README.md); more where arithmetic between dots can hide behind other CTAs.
+ONE_DOT_PRODUCTS, PRODUCTS = 1 << 20, 1 << 21
 BARRIER_BYTES = 1024  # all mbarriers of a kernel, at most
 
 
@@ -87,12 +92,18 @@ class WarpSplit:
         if reason is None:
             persist.make_persistent(self._module, split, self._rings.sets)
             add_remark(self._module, split, "persistent: each CTA runs several programs")
-        else:
-            add_remark(self._module, split, f"not persistent: {reason}")
+            return
+        add_remark(self._module, split, f"not persistent: {reason}")
+        if heaviest_first(kernel_of(self._module), self._loops):
+            add_remark(self._module, split, "the longest programs come first")
 
     def _multiplies(self, loop: ir.Operation) -> bool:
-        warps = int_attribute(self._module.operation, "mt.num_warps")
-        return warps == CONSUMER_WARPS and any(map(fits, ops_of(loop.regions[0].blocks[0])))
+        """Whether two warpgroups have enough to multiply that a CTA should have an SM alone."""
+        if int_attribute(self._module.operation, "mt.num_warps") != CONSUMER_WARPS:
+            return False
+        dots = [op for op in ops_of(loop.regions[0].blocks[0]) if fits(op)]
+        products = sum(prod(d.results[0].type.shape) * d.operands[0].type.shape[-1] for d in dots)
+        return bool(dots) and products >= (ONE_DOT_PRODUCTS if len(dots) == 1 else PRODUCTS)
 
     def _refusal(
         self, loop: ir.Operation, staged: Sequence[Staged], analysis: AffineAnalysis
