@@ -25,7 +25,8 @@ def heaviest_first(function: ir.Operation, loops: Sequence[ir.Operation]) -> lis
         if lower is None or upper is None:
             return []
         iterations = iterations + upper.scalar - lower.scalar
-    growing, other = set(), set()
+    growing: set[int] = set()
+    other: set[int] = set()
     for monomial, coefficient in iterations.terms.items():
         for atom in monomial:
             op = defining_op(analysis.atoms[atom])

@@ -124,8 +124,6 @@ def specialize_loop(
         s.load.erase()
     for index, result in enumerate(loop.results):
         result.replace_all_uses_with(new.results[index])
-    if turns:
-        builder.create("mt.turn_pass", [], [])
     take_results(new, flights, builder)
     moving.rings.state = new.results[len(loop.results)], new.results[len(loop.results) + 1]
     if late or fixed is not None:
@@ -209,21 +207,26 @@ def _produce(
 
 
 def _take_turns(loop: ir.Operation, flights: Flights) -> bool:
-    """Where one product's result goes through arithmetic into a later product, the warpgroups take
-    turns: one does arithmetic while the other multiplies, from the last product of an iteration to
-    the first of the next. A loop begins with the turn of the first warpgroup (`Rings.take_turns`).
+    """Where products are waited for before arithmetic, the warpgroups take turns: one multiplies
+    while the other calculates. A loop begins, and ends, with the turn of the first warpgroup
+    (`Rings.take_turns`). Whether they do.
     Source: Shah et al., FlashAttention-3, arXiv 2407.08608, section 3.1."""
     ops = ops_of(loop.regions[0].blocks[0])
     dots = [op for op in ops if op.name == "mt.warpgroup_dot"]
     if len(dots) < 2 or dots[0] not in flights.ended:
         return False
     end, carried = flights.ended[dots[0]]
-    if carried or end == dots[0] or ops.index(end) > ops.index(dots[-1]):
+    if carried or end == dots[0]:
         return False
-    before = Builder(ir.InsertionPoint(loop), loop.location)
-    before.create("mt.turn_wait", [], [])
-    after(dots[0]).create("mt.turn_pass", [], [])
-    Builder(ir.InsertionPoint(dots[-1]), dots[-1].location).create("mt.turn_wait", [], [])
+    before = [dot for dot in dots if ops.index(dot) < ops.index(end)]
+    later = dots[len(before) :]
+    # those after the arithmetic go together with those before it, of the next iteration
+    Builder(ir.InsertionPoint((later or dots)[0]), loop.location).create("mt.turn_wait", [], [])
+    after(before[-1]).create("mt.turn_pass", [], [])
+    if later:
+        around = Builder(ir.InsertionPoint(loop), loop.location)
+        around.create("mt.turn_wait", [], [])
+        after(loop).create("mt.turn_pass", [], [])
     return True
 
 

@@ -118,7 +118,7 @@ class Rings:
         return made
 
     def take_turns(self) -> None:
-        """Once for a kernel with loops whose warpgroups take turns: each begins with the first one's
+        """For a kernel with loops whose warpgroups take turns: each begins with the first one's
         turn, which the second passes to it at the kernel's start and after every loop."""
         assert self._split is not None, "loops with turns have rings"
         if self._has_turns:

@@ -14,6 +14,7 @@ from minitriton.ir.target import Target
 from minitriton.passes import persist
 from minitriton.passes.affine import AffineAnalysis
 from minitriton.passes.ahead_of_time import AheadOfTime
+from minitriton.passes.direct_rows import can_load_directly, load_directly
 from minitriton.passes.multi_buffer import Staged
 from minitriton.passes.op_classes import WRITES_IN_LOOP
 from minitriton.passes.producer_slice import Slice
@@ -31,6 +32,7 @@ CONSUMER_WARPS = 8  # two warpgroups: with one, CTAs side by side hide each othe
 # Multiplications of an iteration from which one CTA with a producer beats several without, measured
 # on an H200 (benchmarks/README.md); more where arithmetic between dots can hide behind other CTAs.
 ONE_DOT_PRODUCTS, PRODUCTS = 1 << 20, 1 << 21
+MAX_RESULTS = 176  # registers per thread for the results of all dots of a loop, of 240
 BARRIER_BYTES = 1024  # all mbarriers of a kernel, at most
 
 
@@ -52,12 +54,17 @@ class WarpSplit:
         that is possible and pays."""
         if not self._wanted or not self._multiplies(loop):
             return False
+        rows = [s for s in staged if s.map is None and can_load_directly(s.load)]
+        staged = [s for s in staged if s not in rows]
         reason = self._refusal(loop, staged, analysis)
         if reason is None:
             moving = [s for s in staged if s not in fixed]
-            once = self._rows([list(fixed)], 1, loop) if fixed else None
+            fixed = [s for s in staged if s in fixed]
+            once = self._rows([fixed], 1, loop) if fixed else None
             each = self._rows(groups_of(loop, moving), stages, loop)
             if each is not None and (once is not None or not fixed):
+                for s in rows:
+                    load_directly(s.load)
                 made, turns = specialize_loop(self._module, loop, each, once, ahead, analysis)
                 if turns:
                     self._rings.take_turns()
@@ -119,6 +126,9 @@ class WarpSplit:
             return "nvJitLink ignores setmaxnreg: install nvidia-cuda-nvcc"
         if any(s.map is None for s in staged):
             return "threads make some of its copies"
+        results = [op.results[0].type for op in ops_of(loop.regions[0].blocks[0]) if fits(op)]
+        if sum(prod(type_.shape) for type_ in results) > MAX_RESULTS * 32 * CONSUMER_WARPS:
+            return "its products have too many results: ptxas would wait for each wgmma"
         if "mt.maxnreg" in top.attributes or int_attribute(top, "mt.num_ctas", 1) > 1:
             return "the kernel sets maxnreg or num_ctas"
         if any(use.owner.operation.name not in ("mt.convert_layout", "mt.trans")
