@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from minitriton.runtime.emulator import minifloat
-from minitriton.runtime.emulator.checks import UninitialisedRead
+from minitriton.runtime.emulator.checks import RegisterRace, UninitialisedRead
 from minitriton.runtime.emulator.formats import F32, F64, canonical_f32, to_f32
 from minitriton.runtime.emulator.fragments import a_positions
 from minitriton.runtime.emulator.matrix import _stack, _whole_warps
@@ -251,6 +251,8 @@ def _product(ins: Ins) -> Step:
         right = _offsets(ins, c, warps, descriptor, np.arange(columns), size, bool(b_mn))
         engine: ProductEngine = c.engines["wgmma"]
         product = Product(ins, land, warps, engine.committed[warps], left, right, False, size)
+        if ins.pc in c.launch.unfenced:
+            _refuse_unfenced(ins, c, warps)
         _check_defined(ins, c, product)
         engine.issue(product)
         c.flops[f"mma_{a_type}"] += 2 * 16 * columns * depth * len(warps)
@@ -285,6 +287,15 @@ def _check_defined(ins: Ins, c: Any, product: Product) -> None:
         hint = "wait for the copies, or copy the whole tile"
         what = "wgmma reads shared memory that was never written"
         raise error(UninitialisedRead, ins, c, product.warps[bad] * 32, what, hint)
+
+
+def _refuse_unfenced(ins: Ins, c: Any, warps: np.ndarray) -> None:
+    rival = c.launch.unfenced[ins.pc]
+    what = "no wgmma.fence comes before the product"
+    if rival is not None:
+        what = f"no wgmma.fence orders the product after PTX line {rival.line} ({rival.op})"
+    hint = "wgmma.fence must follow the last access to accumulators and to A in registers"
+    raise error(RegisterRace, ins, c, warps * 32, f"{what}, which uses its registers", hint)
 
 
 def wgmma(ins: Ins) -> Step:

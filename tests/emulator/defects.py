@@ -1,0 +1,289 @@
+"""Defects seeded into PTX text: each mutant differs from a right kernel in one instruction.
+
+The rules know synchronisation and asynchronous copies of sm_80 to sm_90a, and nothing of the kernel:
+any PTX with one instruction a line gets its mutants. A mutant is found if the emulator, under one of
+the policies, stops with a diagnosis or leaves a wrong result.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from minitriton.runtime.emulator import EmulatorError, LaunchError, UnsupportedPTX
+
+#: Runs PTX on the data of a seed under landing and schedule; whether the result is right.
+Run = Callable[[str, int, str, str], bool]
+POLICIES = (
+    ("late", "round_robin"),
+    ("early", "reverse"),
+    ("random", "random"),
+    ("late", "reverse"),
+)
+
+_STATEMENT = re.compile(r"^\s*(?:@(?P<guard>!?[%\w]+)\s+)?(?P<op>[a-z][\w.:]*)\s*(?P<args>.*?);")
+_BLOCK_ENDS = re.compile(r"^\s*(?:[$\w]+:|(?:@!?[%\w]+\s+)?(?:bra|ret|exit|brx)\b)")
+#: What the rules edit, by the name that mutants carry; the first pattern that fits an opcode wins.
+_KINDS = {
+    "bar.sync": r"(bar|barrier\.cta|barrier)\.sync",
+    "bar.arrive": r"(bar|barrier\.cta|barrier)\.arrive",
+    "bar.red": r"(bar|barrier\.cta|barrier)\.red",
+    "fence.proxy.async": r"fence\.proxy\.async",
+    "fence.mbarrier_init": r"fence\.mbarrier_init",
+    "wgmma.fence": r"wgmma\.fence",
+    "wgmma.commit_group": r"wgmma\.commit_group",
+    "wgmma.wait_group": r"wgmma\.wait_group",
+    "bulk.commit_group": r"cp\.async\.bulk\.commit_group",
+    "bulk.wait_group": r"cp\.async\.bulk\.wait_group",
+    "bulk load": r"cp\.async\.bulk\..*mbarrier::complete_tx",
+    "bulk store": r"cp\.async\.bulk\..*bulk_group",
+    "cp.async.commit_group": r"cp\.async\.commit_group",
+    "cp.async.wait_group": r"cp\.async\.wait_(group|all)",
+    "cp.async": r"cp\.async\.c[ag]\b",
+    "mbarrier.init": r"mbarrier\.init",
+    "mbarrier.inval": r"mbarrier\.inval",
+    "mbarrier.expect_tx": r"mbarrier\.(arrive\.)?expect_tx",
+    "mbarrier.arrive": r"mbarrier\.arrive",
+    "mbarrier wait": r"mbarrier\.(try|test)_wait",
+    "setmaxnreg": r"setmaxnreg",
+}
+#: (first, second): instructions whose order matters where they follow each other.
+_ORDERED = {
+    ("cp.async.wait_group", "bar.sync"),
+    ("fence.proxy.async", "bar.sync"),
+    ("wgmma.wait_group", "bar.sync"),
+    ("wgmma.wait_group", "mbarrier.arrive"),
+    ("bulk.wait_group", "bar.sync"),
+    ("mbarrier.init", "bar.sync"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One line of PTX that a rule may edit; ``place`` is its index among the lines."""
+
+    place: int
+    kind: str
+    guard: str
+    op: str
+    args: str
+
+    def text(self, args: str | None = None, guard: str | None = None) -> str:
+        """The line with other operands or another guard ("" for none)."""
+        guard = self.guard if guard is None else guard
+        return f"{f'@{guard} ' if guard else ''}{self.op} {self.args if args is None else args};"
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A kernel with one defect; its name is the rule and the instruction, counted by kind."""
+
+    rule: str
+    name: str
+    line: int
+    ptx: str
+
+
+def instructions(lines: list[str]) -> list[Instruction]:
+    """The instructions that rules edit, in order."""
+    found = []
+    for place, line in enumerate(lines):
+        match = _STATEMENT.match(line)
+        if match is None:
+            continue
+        kind = next((name for name, p in _KINDS.items() if re.match(p, match["op"])), None)
+        if kind is not None:
+            found.append(Instruction(place, kind, match["guard"] or "", match["op"], match["args"]))
+    return found
+
+
+def mutants(ptx: str) -> list[Mutant]:
+    """All mutants of a kernel."""
+    lines, made = ptx.splitlines(), []
+    every = instructions(lines)
+    counts, seen = Counter(i.kind for i in every), Counter[str]()
+    for number, ins in enumerate(every):
+        seen[ins.kind] += 1
+        which = f"{ins.kind} {seen[ins.kind]}/{counts[ins.kind]}"
+        for rule, replacement in _edits(ins, every[:number]):
+            text = lines[: ins.place] + replacement + lines[ins.place + 1 :]
+            made.append(Mutant(rule, f"{which}: {rule}", ins.place + 1, "\n".join(text) + "\n"))
+        follower = every[number + 1] if number + 1 < len(every) else None
+        if follower is not None and _adjacent(lines, ins, follower):
+            text = list(lines)
+            text[ins.place], text[follower.place] = follower.text(), ins.text()
+            rule = f"after the next {follower.kind}"
+            made.append(Mutant(rule, f"{which}: {rule}", ins.place + 1, "\n".join(text) + "\n"))
+    return made
+
+
+def _adjacent(lines: list[str], first: Instruction, second: Instruction) -> bool:
+    between = lines[first.place + 1 : second.place]
+    return (first.kind, second.kind) in _ORDERED and not any(map(_BLOCK_ENDS.match, between))
+
+
+# -- the rules: (what is wrong, the lines that replace the instruction)
+Edit = tuple[str, list[str]]
+
+
+def _edits(ins: Instruction, before: list[Instruction]) -> Iterator[Edit]:
+    yield "removed", _removed(ins)
+    if ins.guard and ins.kind.startswith(("mbarrier", "bulk")):
+        yield "by every thread", [ins.text(guard="")]
+    special = {
+        "bar.sync": _barrier,
+        "bar.arrive": _barrier,
+        "bar.red": lambda _: iter(()),
+        "mbarrier wait": _parity,
+        "mbarrier.expect_tx": _bytes,
+        "mbarrier.init": _arrivals,
+        "bulk store": _coordinates,
+        "cp.async": _copy,
+    }
+    if ins.kind == "bulk load":
+        yield from _coordinates(ins)
+        yield from _other_slot(ins, before)
+    elif "wait_group" in ins.kind and ins.args:
+        yield "one group less", [ins.text(str(int(ins.args) + 1))]
+    elif ins.kind in special:
+        yield from special[ins.kind](ins)
+
+
+def _removed(ins: Instruction) -> list[str]:
+    """Nothing; a wait loop ends at once."""
+    if ins.kind == "mbarrier wait":
+        return [f"setp.eq.u32 {_operands(ins.args)[0]}, 0, 0;"]
+    return [""]
+
+
+def _operands(args: str) -> list[str]:
+    """Operands split at the commas outside brackets."""
+    parts, depth = [""], 0
+    for char in args:
+        depth += (char in "[{") - (char in "]}")
+        if char == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += char
+    return [part.strip() for part in parts]
+
+
+def _plus(ins: Instruction, old: str, amount: int, op: str = "add.u32") -> list[str]:
+    """The instruction with register or literal ``old`` replaced by itself plus ``amount``."""
+    if re.fullmatch(r"-?\d+", old):
+        number = int(old) ^ amount if op.startswith("xor") else int(old) + amount
+        return [ins.text(re.sub(rf"(?<![\w%+]){re.escape(old)}(?!\w)", str(number), ins.args))]
+    changed = re.sub(rf"{re.escape(old)}(?!\w)", "changed", ins.args)
+    return ["{", ".reg .b32 changed;", f"{op} changed, {old}, {amount};", ins.text(changed), "}"]
+
+
+def _parity(ins: Instruction) -> Iterator[Edit]:
+    dest, address, parity = _operands(ins.args)[:3]
+    if re.fullmatch(r"\d+", parity):
+        yield "parity flipped", [ins.text(f"{dest}, {address}, {int(parity) ^ 1}")]
+    else:
+        yield "parity flipped", _plus(ins, parity, 1, "xor.b32")
+
+
+def _bytes(ins: Instruction) -> Iterator[Edit]:
+    *others, number = _operands(ins.args)
+    size = int(number)
+    wrong = {"16 more": size + 16, "16 fewer": size - 16, "half": size // 2, "twice": 2 * size}
+    for what, value in wrong.items():
+        yield f"{what} bytes", [ins.text(", ".join([*others, str(value)]))]
+
+
+def _arrivals(ins: Instruction) -> Iterator[Edit]:
+    address, count = _operands(ins.args)
+    for change in (1, -1):
+        if int(count) + change > 0:
+            yield f"count {change:+}", [ins.text(f"{address}, {int(count) + change}")]
+
+
+def _barrier(ins: Instruction) -> Iterator[Edit]:
+    number, *count = _operands(ins.args)
+    if count:
+        threads = int(count[0])
+        yield "another barrier", _plus(ins, number, 1)
+        for change in (32, -32):
+            if threads + change > 0:
+                yield f"{change:+} threads", [ins.text(f"{number}, {threads + change}")]
+
+
+def _copy(ins: Instruction) -> Iterator[Edit]:
+    target, source, *rest = _operands(ins.args)
+    for what, pair in (
+        ("16 bytes further", [_further(target), source]),
+        ("from 16 bytes further", [target, _further(source)]),
+    ):
+        yield what, [ins.text(", ".join([*pair, *rest]))]
+
+
+def _further(address: str) -> str:
+    match = re.fullmatch(r"\[\s*([%\w]+)\s*(?:\+\s*(-?\d+))?\s*\]", address)
+    assert match, address
+    return f"[{match[1]}+{int(match[2] or 0) + 16}]"
+
+
+def _coordinates(ins: Instruction) -> Iterator[Edit]:
+    match = re.search(r"\{([^}]*)\}", ins.args)
+    for axis, old in enumerate(match[1].split(",") if match else ()):
+        yield f"coordinate {axis} off by 8", _plus_in_braces(ins, axis, old.strip())
+
+
+def _plus_in_braces(ins: Instruction, axis: int, old: str) -> list[str]:
+    names = [n.strip() for n in re.search(r"\{([^}]*)\}", ins.args)[1].split(",")]  # type: ignore[index]  # has braces
+    names[axis] = "changed"
+    args = re.sub(r"\{[^}]*\}", "{" + ", ".join(names) + "}", ins.args)
+    return ["{", ".reg .b32 changed;", f"add.u32 changed, {old}, 8;", ins.text(args), "}"]
+
+
+def _other_slot(ins: Instruction, before: list[Instruction]) -> Iterator[Edit]:
+    """Into the place of the last copy from the same array, or counted by its mbarrier."""
+    target, source, barrier, *rest = _operands(ins.args)
+    base = source.split(",")[0]
+    for other in reversed(before):
+        if other.kind == ins.kind and _operands(other.args)[1].split(",")[0] == base:
+            its_target, _, its_barrier = _operands(other.args)[:3]
+            yield "into another slot", [ins.text(", ".join([its_target, source, barrier, *rest]))]
+            if its_barrier != barrier:
+                text = ", ".join([target, source, its_barrier, *rest])
+                yield "counted by another mbarrier", [ins.text(text)]
+            return
+
+
+# -- the verdict
+def verdict(run: Run, ptx: str, seed: int) -> str:
+    """What finds the defect ("race, late" or the like); empty if nothing does."""
+    for landing, schedule in POLICIES:
+        try:
+            right = run(ptx, seed, landing, schedule)
+        except (UnsupportedPTX, LaunchError):
+            raise
+        except EmulatorError as problem:
+            return f"{problem.rule}, {landing}"
+        if not right:
+            return f"wrong result, {landing}"
+    return ""
+
+
+def survey(run: Run, ptx: str) -> dict[str, tuple[Mutant, str]]:
+    """By name, each mutant with its verdict."""
+    return {
+        mutant.name: (mutant, verdict(run, mutant.ptx, seed))
+        for seed, mutant in enumerate(mutants(ptx))
+    }
+
+
+def describe(mutant: Mutant, context: int = 4) -> str:
+    """The name of a mutant and the lines around its defect, without debugging directives."""
+    lines = mutant.ptx.splitlines()
+    near: list[Any] = [
+        f"    {i + 1}: {line.strip()}"
+        for i, line in enumerate(lines)
+        if abs(i + 1 - mutant.line) <= context and ".loc" not in line
+    ]
+    return "\n".join([f"{mutant.name} (line {mutant.line})", *near])
