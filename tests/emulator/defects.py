@@ -279,11 +279,14 @@ def survey(run: Run, ptx: str) -> dict[str, tuple[Mutant, str]]:
 
 
 def describe(mutant: Mutant, context: int = 4) -> str:
-    """The name of a mutant and the lines around its defect, without debugging directives."""
+    """The name of a mutant and the instructions around its defect."""
     lines = mutant.ptx.splitlines()
-    near: list[Any] = [
-        f"    {i + 1}: {line.strip()}"
+    skipped = re.compile(r"\s*($|//|\.loc)")
+    near = [
+        f"    {i + 1}: {line.strip()[:100]}"
         for i, line in enumerate(lines)
-        if abs(i + 1 - mutant.line) <= context and ".loc" not in line
+        if i + 1 == mutant.line or not skipped.match(line)
     ]
-    return "\n".join([f"{mutant.name} (line {mutant.line})", *near])
+    middle = next(k for k, text in enumerate(near) if text.startswith(f"    {mutant.line}:"))
+    shown = near[max(0, middle - context) : middle + context + 1]
+    return "\n".join([f"{mutant.name} (line {mutant.line})", *shown])
