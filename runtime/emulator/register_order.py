@@ -18,7 +18,7 @@ Unfenced = Mapping[int, Ins | None]
 
 
 def unfenced_products(program: Program) -> Unfenced:
-    """The products that some path reaches with an access to their registers after the last fence."""
+    """Products that some path reaches with an access to their registers after the last fence."""
     code = program.code
     products = [ins for ins in code if _is_product(ins)]
     if not products:

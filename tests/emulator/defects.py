@@ -1,28 +1,47 @@
 """Defects seeded into PTX text: each mutant differs from a right kernel in one instruction.
 
-The rules know synchronisation and asynchronous copies of sm_80 to sm_90a, and nothing of the kernel:
-any PTX with one instruction a line gets its mutants. A mutant is found if the emulator, under one of
-the policies, stops with a diagnosis or leaves a wrong result.
+The rules know synchronisation and asynchronous copies of sm_80 to sm_90a, and nothing of the
+kernel: any PTX with one instruction a line gets its mutants. A mutant is found if the emulator,
+under one of the policies, stops with a diagnosis or leaves a wrong result.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from minitriton.runtime.emulator import EmulatorError, LaunchError, UnsupportedPTX
 
-#: Runs PTX on the data of a seed under landing and schedule; whether the result is right.
-Run = Callable[[str, int, str, str], bool]
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How the emulator lands copies and orders warps, and the seed of what is random in that."""
+
+    landing: str
+    schedule: str
+    seed: int = 0
+
+
 POLICIES = (
-    ("late", "round_robin"),
-    ("early", "reverse"),
-    ("random", "random"),
-    ("late", "reverse"),
+    Policy("late", "round_robin"),
+    Policy("early", "reverse"),
+    Policy("random", "random"),
+    Policy("late", "reverse"),
+    *(Policy("random", "random", seed) for seed in (1, 2)),
 )
+#: Runs a loaded kernel on the random data of a seed; whether the result is right.
+Trial = Callable[[int, Policy], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A right kernel, and what loads PTX of its interface."""
+
+    ptx: str
+    load: Callable[[str], Trial]
+
 
 _STATEMENT = re.compile(r"^\s*(?:@(?P<guard>!?[%\w]+)\s+)?(?P<op>[a-z][\w.:]*)\s*(?P<args>.*?);")
 _BLOCK_ENDS = re.compile(r"^\s*(?:[$\w]+:|(?:@!?[%\w]+\s+)?(?:bra|ret|exit|brx)\b)")
@@ -54,6 +73,9 @@ _KINDS = {
 _ORDERED = {
     ("cp.async.wait_group", "bar.sync"),
     ("fence.proxy.async", "bar.sync"),
+    ("cp.async", "cp.async.commit_group"),
+    ("bulk store", "bulk.commit_group"),
+    ("wgmma.commit_group", "wgmma.wait_group"),
     ("wgmma.wait_group", "bar.sync"),
     ("wgmma.wait_group", "mbarrier.arrive"),
     ("bulk.wait_group", "bar.sync"),
@@ -133,6 +155,11 @@ def _edits(ins: Instruction, before: list[Instruction]) -> Iterator[Edit]:
     yield "removed", _removed(ins)
     if ins.guard and ins.kind.startswith(("mbarrier", "bulk")):
         yield "by every thread", [ins.text(guard="")]
+    if ins.kind in ("mbarrier wait", "mbarrier.arrive", "mbarrier.expect_tx"):
+        dest, address, *rest = _operands(ins.args)
+        yield "at the mbarrier beside", [ins.text(", ".join([dest, _further(address, 8), *rest]))]
+    if ins.kind == "fence.proxy.async":
+        yield "of global memory only", ["fence.proxy.async.global;"]
     special = {
         "bar.sync": _barrier,
         "bar.arrive": _barrier,
@@ -216,16 +243,16 @@ def _barrier(ins: Instruction) -> Iterator[Edit]:
 def _copy(ins: Instruction) -> Iterator[Edit]:
     target, source, *rest = _operands(ins.args)
     for what, pair in (
-        ("16 bytes further", [_further(target), source]),
-        ("from 16 bytes further", [target, _further(source)]),
+        ("16 bytes further", [_further(target, 16), source]),
+        ("from 16 bytes further", [target, _further(source, 16)]),
     ):
         yield what, [ins.text(", ".join([*pair, *rest]))]
 
 
-def _further(address: str) -> str:
+def _further(address: str, amount: int) -> str:
     match = re.fullmatch(r"\[\s*([%\w]+)\s*(?:\+\s*(-?\d+))?\s*\]", address)
     assert match, address
-    return f"[{match[1]}+{int(match[2] or 0) + 16}]"
+    return f"[{match[1]}+{int(match[2] or 0) + amount}]"
 
 
 def _coordinates(ins: Instruction) -> Iterator[Edit]:
@@ -256,26 +283,18 @@ def _other_slot(ins: Instruction, before: list[Instruction]) -> Iterator[Edit]:
 
 
 # -- the verdict
-def verdict(run: Run, ptx: str, seed: int) -> str:
-    """What finds the defect ("race, late" or the like); empty if nothing does."""
-    for landing, schedule in POLICIES:
+def verdict(trial: Trial, seed: int, policies: Sequence[Policy] = POLICIES) -> str:
+    """What finds a defect ("shared-race, late" or the like); empty if nothing does."""
+    for number, policy in enumerate(policies):
         try:
-            right = run(ptx, seed, landing, schedule)
-        except (UnsupportedPTX, LaunchError):
+            right = trial(seed + number, policy)
+        except (UnsupportedPTX, LaunchError):  # a mutant must be a kernel
             raise
         except EmulatorError as problem:
-            return f"{problem.rule}, {landing}"
+            return f"{problem.rule}, {policy.landing}"
         if not right:
-            return f"wrong result, {landing}"
+            return f"wrong result, {policy.landing}"
     return ""
-
-
-def survey(run: Run, ptx: str) -> dict[str, tuple[Mutant, str]]:
-    """By name, each mutant with its verdict."""
-    return {
-        mutant.name: (mutant, verdict(run, mutant.ptx, seed))
-        for seed, mutant in enumerate(mutants(ptx))
-    }
 
 
 def describe(mutant: Mutant, context: int = 4) -> str:

@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 import os
+import re
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -20,22 +20,14 @@ import minitriton.language as tl
 from minitriton.compiled import CompiledKernel
 from minitriton.jit import Kernel
 from tests.emulator import seeded_ptx
-from tests.emulator.defects import Run
+from tests.emulator.defects import Policy, Subject, Trial
 
 BF16 = torch.bfloat16
 
 
-@dataclasses.dataclass(frozen=True)
-class Subject:
-    """A right kernel and how to run PTX of its interface."""
-
-    ptx: str
-    run: Run
-
-
 def compiled_subject(
     kernel: Kernel,
-    arguments: Callable[[], tuple[Any, ...]],
+    arguments: Callable[[int], tuple[Any, ...]],
     is_right: Callable[..., bool],
     grid: tuple[int, ...],
     *,
@@ -43,24 +35,33 @@ def compiled_subject(
     tma: bool = True,
     **options: Any,
 ) -> Subject:
-    """``arguments`` makes random ones of torch's generator, ``is_right`` judges them afterwards."""
+    """``arguments`` of a seed are made with torch's generator; ``is_right`` judges the results."""
     environment = {"MINITRITON_CHECK": "all"}
     with mock.patch.dict(os.environ, environment):
-        compiled = kernel.warmup(*arguments(), grid=grid, target=target, **options)
+        compiled = kernel.warmup(*arguments(0), grid=grid, target=target, **options)
     compiled = compiled if tma else compiled.without_tma()
 
-    def run(ptx: str, seed: int, landing: str, schedule: str) -> bool:
-        torch.manual_seed(seed)
-        values = arguments()
+    def load(ptx: str) -> Trial:
         variant = CompiledKernel(
             compiled.source, compiled.spec, compiled.target, ptx, compiled.metadata, None
         )
-        policies = {"MINITRITON_LANDING": landing, "MINITRITON_SCHEDULE": schedule}
-        with mock.patch.dict(os.environ, environment | policies):
-            variant[grid](*values)
-        return is_right(*values)
 
-    return Subject(compiled.ptx, run)
+        def trial(seed: int, policy: Policy) -> bool:
+            torch.manual_seed(seed)
+            values = arguments(seed)
+            policies = {
+                "MINITRITON_LANDING": policy.landing,
+                "MINITRITON_SCHEDULE": policy.schedule,
+                "MINITRITON_SEED": str(policy.seed),
+            }
+            with mock.patch.dict(os.environ, environment | policies):
+                variant[grid](*values)
+            return is_right(*values)
+
+        return trial
+
+    plain = re.sub(r"^\s*(\.loc|//).*\n|^\s*\n", "", compiled.ptx, flags=re.MULTILINE)
+    return Subject(plain, load)
 
 
 # -- a product: tiles taken in turn, so that the loop over K begins anew in used shared memory
@@ -90,10 +91,11 @@ def matmul_kernel(
 def matmul_subject(
     shape: tuple[int, int, int], blocks: tuple[int, int, int], result: torch.dtype, **options: Any
 ) -> Subject:
-    """One program takes all tiles."""
-    m, n, k = shape
+    """One program takes all tiles; shape's K is the least."""
+    m, n, least = shape
 
-    def arguments() -> tuple[Any, ...]:
+    def arguments(seed: int) -> tuple[Any, ...]:
+        k = least + seed % 2 * blocks[2]  # so that the last stage is another one
         a, b = torch.randn(m, k).to(BF16), torch.randn(k, n).to(BF16)
         return a, b, torch.full((m, n), float("nan"), dtype=result), m, n, k, *blocks
 
@@ -130,12 +132,11 @@ def attention_kernel(
     tl.store(out_ptr + rows[:, None] * D + dims[None, :], out.to(out_ptr.dtype.element_ty))
 
 
-def attention_subject(
-    length: int, width: int, blocks: tuple[int, int], **options: Any
-) -> Subject:
-    """One program, all keys."""
+def attention_subject(least: int, width: int, blocks: tuple[int, int], **options: Any) -> Subject:
+    """One program, all keys, of which there are ``least`` or a block more."""
 
-    def arguments() -> tuple[Any, ...]:
+    def arguments(seed: int) -> tuple[Any, ...]:
+        length = least + seed % 2 * blocks[1]
         q = torch.randn(blocks[0], width).to(BF16)
         k, v = (torch.randn(length, width).to(BF16) for _ in range(2))
         return q, k, v, torch.full_like(q, float("nan")), 0.25, length, width, *blocks
@@ -165,7 +166,7 @@ def rows_kernel(x_ptr, w_ptr, out_ptr, sums_ptr, rows, N: tl.constexpr):
 
 
 def rows_subject(rows: int, n: int, **options: Any) -> Subject:
-    def arguments() -> tuple[Any, ...]:
+    def arguments(seed: int) -> tuple[Any, ...]:
         x, w = torch.randn(rows, n), torch.randn(n)
         return x, w, torch.full_like(x, float("nan")), torch.full_like(x, float("nan")), rows, n
 
@@ -193,7 +194,7 @@ def turns_kernel(x_ptr, out_ptr, steps, M: tl.constexpr, N: tl.constexpr):
 
 
 def turns_subject(steps: int, m: int, n: int, **options: Any) -> Subject:
-    def arguments() -> tuple[Any, ...]:
+    def arguments(seed: int) -> tuple[Any, ...]:
         return torch.randn(steps, m, n), torch.full((steps, n, m), float("nan")), steps, m, n
 
     def is_right(x: torch.Tensor, out: torch.Tensor, *_: int) -> bool:
@@ -205,28 +206,28 @@ def turns_subject(steps: int, m: int, n: int, **options: Any) -> Subject:
     return compiled_subject(turns_kernel, arguments, is_right, (1,), **options)
 
 
-SMALL, WIDE = (64, 64, 64), (128, 64, 32)
+SMALL, WIDE = (64, 32, 32), (128, 32, 32)
 SUBJECTS: dict[str, Callable[[], Subject]] = {
     "matmul, TMA": functools.partial(
-        matmul_subject, (64, 128, 320), SMALL, torch.float32, num_warps=4, num_stages=3
+        matmul_subject, (64, 64, 128), SMALL, torch.float32, num_warps=4, num_stages=3
     ),
     "matmul, TMA, two warpgroups": functools.partial(
-        matmul_subject, (128, 128, 160), WIDE, BF16, num_warps=8, num_stages=3
+        matmul_subject, (128, 64, 128), WIDE, BF16, num_warps=8, num_stages=3
     ),
     "matmul, cp.async, two warpgroups": functools.partial(
-        matmul_subject, (128, 128, 160), WIDE, BF16, num_warps=8, num_stages=3, tma=False
+        matmul_subject, (128, 64, 128), WIDE, BF16, num_warps=8, num_stages=3, tma=False
     ),
     "matmul, sm_80": functools.partial(
-        matmul_subject, (32, 64, 160), (32, 32, 32), BF16, num_stages=3, target="sm_80"
+        matmul_subject, (32, 64, 128), (32, 32, 32), BF16, num_stages=3, target="sm_80"
     ),
-    "attention, sm_90a": functools.partial(attention_subject, 192, 64, (64, 32), num_stages=3),
+    "attention, sm_90a": functools.partial(attention_subject, 128, 32, (64, 32), num_stages=3),
     "attention, cp.async": functools.partial(
-        attention_subject, 192, 64, (64, 32), num_stages=2, tma=False
+        attention_subject, 96, 32, (64, 32), num_stages=2, tma=False
     ),
     "attention, sm_80": functools.partial(
-        attention_subject, 128, 32, (32, 32), num_stages=2, target="sm_80"
+        attention_subject, 96, 32, (32, 32), num_stages=2, target="sm_80"
     ),
-    "warp-specialised": lambda: Subject(seeded_ptx.PTX, seeded_ptx.run),
+    "warp-specialised": lambda: Subject(seeded_ptx.PTX, seeded_ptx.load),
     "rows": functools.partial(rows_subject, 3, 256, target="sm_80"),
     "turns": functools.partial(turns_subject, 2, 16, 32, target="sm_80"),
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from minitriton.runtime.emulator import Allocation, Emulator, TensorMap
+from tests.emulator.defects import Policy, Trial
 from tests.emulator.ptx_harness import HEADER, REGISTERS
 from tests.emulator.tma_harness import LOAD_2D, aligned, init_barriers, wait
 
@@ -161,26 +162,31 @@ END:
 """
 
 
-def run(ptx: str, seed: int, landing: str, schedule: str) -> bool:
-    """Whether the product of two matrices of small integers is right."""
-    rng = np.random.default_rng(seed)
-    depth = 64 * STEPS
-    shapes = ((64 * TILES, depth), (COLUMNS, depth))
-    a, b = (aligned(2 * rows * k).view(np.float16).reshape(rows, k) for rows, k in shapes)
-    c = aligned(4 * 64 * TILES * COLUMNS).view(np.float32).reshape(64 * TILES, COLUMNS)
-    a[:], b[:], c[:] = rng.integers(-3, 4, a.shape), rng.integers(-3, 4, b.shape), np.nan
-    maps = [
-        TensorMap(x.ctypes.data, x.itemsize, x.shape[::-1], (x.strides[0],), box, swizzle)
-        for x, box, swizzle in ((a, (64, 64), 128), (b, (64, COLUMNS), 128), (c, (HALF, 64), 0))
-    ]
-    Emulator(ptx).launch(
-        "k",
-        grid=(1, 1, 1),
-        block=(384, 1, 1),
-        params=[box.pack() for box in maps],
-        allocations=[Allocation(x.ctypes.data, x.nbytes, n) for n, x in zip("abc", (a, b, c), strict=True)],
-        landing=landing,
-        schedule=schedule,
-        seed=seed,
-    )
-    return bool((c == a.astype(np.float32) @ b.astype(np.float32).T).all())
+def load(ptx: str) -> Trial:
+    """Trials of the product of two matrices of small integers."""
+    emulator = Emulator(ptx)
+
+    def trial(seed: int, policy: Policy) -> bool:
+        rng, depth = np.random.default_rng(seed), 64 * STEPS
+        shapes = ((64 * TILES, depth), (COLUMNS, depth))
+        a, b = (aligned(2 * rows * k).view(np.float16).reshape(rows, k) for rows, k in shapes)
+        c = aligned(4 * 64 * TILES * COLUMNS).view(np.float32).reshape(64 * TILES, COLUMNS)
+        a[:], b[:], c[:] = rng.integers(-3, 4, a.shape), rng.integers(-3, 4, b.shape), np.nan
+        forms = ((a, (64, 64), 128), (b, (64, COLUMNS), 128), (c, (HALF, 64), 0))
+        maps = [
+            TensorMap(x.ctypes.data, x.itemsize, x.shape[::-1], (x.strides[0],), box, swizzle)
+            for x, box, swizzle in forms
+        ]
+        emulator.launch(
+            "k",
+            grid=(1, 1, 1),
+            block=(384, 1, 1),
+            params=[image.pack() for image in maps],
+            allocations=[Allocation(x.ctypes.data, x.nbytes, "abc") for x in (a, b, c)],
+            landing=policy.landing,
+            schedule=policy.schedule,
+            seed=policy.seed,
+        )
+        return bool((c == a.astype(np.float32) @ b.astype(np.float32).T).all())
+
+    return trial
