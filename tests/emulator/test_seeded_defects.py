@@ -8,8 +8,11 @@ renumber instructions: the failure shows what is around them, and the list is to
 from __future__ import annotations
 
 import functools
+import gc
+from collections.abc import Iterator
 
 import pytest
+import torch
 
 from tests.emulator.defects import POLICIES, Subject, describe, mutants, verdict
 from tests.emulator.seeded_kernels import SUBJECTS
@@ -85,6 +88,18 @@ LEAST = {
     "turns": 5,
 }
 
+
+@pytest.fixture(autouse=True, scope="module")
+def short_runs() -> Iterator[None]:
+    """Much of a run on so little data would be torch's threads, and collection of old objects."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    gc.freeze()
+    yield
+    gc.unfreeze()
+    torch.set_num_threads(threads)
+
+
 subject = functools.cache(lambda name: SUBJECTS[name]())
 
 
@@ -103,7 +118,7 @@ def test_every_defect_is_found(name: str) -> None:
     assert len({mutant.name for mutant in made}) == len(made) >= LEAST[name] + len(harmless)
     missed, wrong = [], sorted(harmless.keys() - {mutant.name for mutant in made})
     for seed, mutant in enumerate(made):
-        policies = POLICIES[:4] if mutant.name in harmless else POLICIES
+        policies = POLICIES[:3] if mutant.name in harmless else POLICIES
         found = verdict(kernel.load(mutant.ptx), seed, policies)
         if mutant.name in harmless and found:
             wrong.append(f"{mutant.name}: {found}")
