@@ -68,19 +68,27 @@ _KINDS = {
     "mbarrier.arrive": r"mbarrier\.arrive",
     "mbarrier wait": r"mbarrier\.(try|test)_wait",
     "setmaxnreg": r"setmaxnreg",
+    "store": r"st\.shared|stmatrix",
+    "load": r"ld\.shared|ldmatrix",
 }
-#: (first, second): instructions whose order matters where they follow each other.
-_ORDERED = {
-    ("cp.async.wait_group", "bar.sync"),
-    ("fence.proxy.async", "bar.sync"),
+#: (first, second) that follow each other: the first is moved past the second,
+_POSTPONED = {
     ("cp.async", "cp.async.commit_group"),
+    ("cp.async.wait_group", "bar.sync"),
     ("bulk store", "bulk.commit_group"),
+    ("bulk.wait_group", "bar.sync"),
+    ("fence.proxy.async", "bar.sync"),
+    ("mbarrier.init", "bar.sync"),
     ("wgmma.commit_group", "wgmma.wait_group"),
     ("wgmma.wait_group", "bar.sync"),
     ("wgmma.wait_group", "mbarrier.arrive"),
-    ("bulk.wait_group", "bar.sync"),
-    ("mbarrier.init", "bar.sync"),
+    ("store", "bar.sync"),
+    ("store", "fence.proxy.async"),
+    ("bar.sync", "store"),
+    ("bar.sync", "load"),
 }
+#: or the second before the first, whose result may be used between them.
+_HASTENED = {("load", "bar.sync"), ("load", "mbarrier.arrive")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,18 +141,26 @@ def mutants(ptx: str) -> list[Mutant]:
         for rule, replacement in _edits(ins, every[:number]):
             text = lines[: ins.place] + replacement + lines[ins.place + 1 :]
             made.append(Mutant(rule, f"{which}: {rule}", ins.place + 1, "\n".join(text) + "\n"))
-        follower = every[number + 1] if number + 1 < len(every) else None
-        if follower is not None and _adjacent(lines, ins, follower):
-            text = list(lines)
-            text[ins.place], text[follower.place] = follower.text(), ins.text()
-            rule = f"after the next {follower.kind}"
+        for rule, replacement in _exchanges(lines, ins, every[number + 1 : number + 2]):
+            after = ins.place + len(replacement)
+            text = lines[: ins.place] + replacement + lines[after:]
             made.append(Mutant(rule, f"{which}: {rule}", ins.place + 1, "\n".join(text) + "\n"))
     return made
 
 
-def _adjacent(lines: list[str], first: Instruction, second: Instruction) -> bool:
-    between = lines[first.place + 1 : second.place]
-    return (first.kind, second.kind) in _ORDERED and not any(map(_BLOCK_ENDS.match, between))
+def _exchanges(
+    lines: list[str], first: Instruction, follower: list[Instruction]
+) -> Iterator[tuple[str, list[str]]]:
+    """An instruction and the next one in another order: the rule, and the lines of both."""
+    for second in follower:
+        between = lines[first.place + 1 : second.place]
+        if any(map(_BLOCK_ENDS.match, between)):
+            continue
+        pair = (first.kind, second.kind)
+        if pair in _POSTPONED:
+            yield f"after the next {second.kind}", [*between, second.text(), first.text()]
+        if pair in _HASTENED:
+            yield f"after the next {second.kind}", [second.text(), first.text(), *between]
 
 
 # -- the rules: (what is wrong, the lines that replace the instruction)
@@ -152,7 +168,8 @@ Edit = tuple[str, list[str]]
 
 
 def _edits(ins: Instruction, before: list[Instruction]) -> Iterator[Edit]:
-    yield "removed", _removed(ins)
+    if ins.kind not in ("store", "load"):
+        yield "removed", _removed(ins)
     if ins.guard and ins.kind.startswith(("mbarrier", "bulk")):
         yield "by every thread", [ins.text(guard="")]
     if ins.kind in ("mbarrier wait", "mbarrier.arrive", "mbarrier.expect_tx"):
