@@ -209,7 +209,7 @@ def turns_subject(steps: int, m: int, n: int, **options: Any) -> Subject:
 SMALL, WIDE = (64, 32, 32), (128, 32, 32)
 SUBJECTS: dict[str, Callable[[], Subject]] = {
     "matmul, TMA": functools.partial(
-        matmul_subject, (64, 64, 128), SMALL, torch.float32, num_warps=4, num_stages=3
+        matmul_subject, (64, 64, 96), SMALL, torch.float32, num_warps=4, num_stages=2
     ),
     "matmul, TMA, two warpgroups": functools.partial(
         matmul_subject, (128, 64, 128), WIDE, BF16, num_warps=8, num_stages=3
@@ -220,7 +220,7 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
     "matmul, sm_80": functools.partial(
         matmul_subject, (32, 64, 128), (32, 32, 32), BF16, num_stages=3, target="sm_80"
     ),
-    "attention, sm_90a": functools.partial(attention_subject, 128, 32, (64, 32), num_stages=3),
+    "attention, sm_90a": functools.partial(attention_subject, 96, 32, (64, 32), num_stages=2),
     "attention, cp.async": functools.partial(
         attention_subject, 96, 32, (64, 32), num_stages=2, tma=False
     ),
