@@ -172,28 +172,9 @@ def _edits(ins: Instruction, before: list[Instruction]) -> Iterator[Edit]:
         yield "removed", _removed(ins)
     if ins.guard and ins.kind.startswith(("mbarrier", "bulk")):
         yield "by every thread", [ins.text(guard="")]
-    if ins.kind in ("mbarrier wait", "mbarrier.arrive", "mbarrier.expect_tx"):
-        dest, address, *rest = _operands(ins.args)
-        yield "at the mbarrier beside", [ins.text(", ".join([dest, _further(address, 8), *rest]))]
-    if ins.kind == "fence.proxy.async":
-        yield "of global memory only", ["fence.proxy.async.global;"]
-    special = {
-        "bar.sync": _barrier,
-        "bar.arrive": _barrier,
-        "bar.red": lambda _: iter(()),
-        "mbarrier wait": _parity,
-        "mbarrier.expect_tx": _bytes,
-        "mbarrier.init": _arrivals,
-        "bulk store": _coordinates,
-        "cp.async": _copy,
-    }
+    yield from _RULES.get(ins.kind, lambda _: iter(()))(ins)
     if ins.kind == "bulk load":
-        yield from _coordinates(ins)
         yield from _other_slot(ins, before)
-    elif "wait_group" in ins.kind and ins.args:
-        yield "one group less", [ins.text(str(int(ins.args) + 1))]
-    elif ins.kind in special:
-        yield from special[ins.kind](ins)
 
 
 def _removed(ins: Instruction) -> list[str]:
@@ -215,88 +196,131 @@ def _operands(args: str) -> list[str]:
     return [part.strip() for part in parts]
 
 
-def _plus(ins: Instruction, old: str, amount: int, op: str = "add.u32") -> list[str]:
-    """The instruction with register or literal ``old`` replaced by itself plus ``amount``."""
+def _places(operands: list[str]) -> list[int]:
+    """Which operands are addresses."""
+    return [i for i, operand in enumerate(operands) if operand.startswith("[")]
+
+
+def _with(ins: Instruction, operands: list[str], position: int, new: str) -> str:
+    return ins.text(", ".join([*operands[:position], new, *operands[position + 1 :]]))
+
+
+def _plus(
+    ins: Instruction, operands: list[str], position: int, amount: int, op: str = "add.u32"
+) -> list[str]:
+    """The instruction with a register or literal replaced by itself plus ``amount``."""
+    old = operands[position]
     if re.fullmatch(r"-?\d+", old):
         number = int(old) ^ amount if op.startswith("xor") else int(old) + amount
-        return [ins.text(re.sub(rf"(?<![\w%+]){re.escape(old)}(?!\w)", str(number), ins.args))]
-    changed = re.sub(rf"{re.escape(old)}(?!\w)", "changed", ins.args)
-    return ["{", ".reg .b32 changed;", f"{op} changed, {old}, {amount};", ins.text(changed), "}"]
+        return [_with(ins, operands, position, str(number))]
+    return [
+        "{",
+        ".reg .b32 changed;",
+        f"{op} changed, {old}, {amount};",
+        _with(ins, operands, position, "changed"),
+        "}",
+    ]
 
 
-def _parity(ins: Instruction) -> Iterator[Edit]:
-    dest, address, parity = _operands(ins.args)[:3]
-    if re.fullmatch(r"\d+", parity):
-        yield "parity flipped", [ins.text(f"{dest}, {address}, {int(parity) ^ 1}")]
-    else:
-        yield "parity flipped", _plus(ins, parity, 1, "xor.b32")
+def _further(ins: Instruction, operands: list[str], position: int, amount: int) -> list[str]:
+    """The instruction with another offset in an address."""
+    match = re.fullmatch(r"\[\s*([%\w]+)\s*(?:\+\s*(-?\d+))?\s*\]", operands[position])
+    assert match, operands[position]
+    return [_with(ins, operands, position, f"[{match[1]}+{int(match[2] or 0) + amount}]")]
+
+
+def _beside(ins: Instruction) -> Iterator[Edit]:
+    operands = _operands(ins.args)
+    yield "at the mbarrier beside", _further(ins, operands, _places(operands)[0], 8)
+
+
+def _wait(ins: Instruction) -> Iterator[Edit]:
+    yield from _beside(ins)
+    yield "parity flipped", _plus(ins, _operands(ins.args), 2, 1, "xor.b32")
 
 
 def _bytes(ins: Instruction) -> Iterator[Edit]:
-    *others, number = _operands(ins.args)
-    size = int(number)
-    wrong = {"16 more": size + 16, "16 fewer": size - 16, "half": size // 2, "twice": 2 * size}
-    for what, value in wrong.items():
-        yield f"{what} bytes", [ins.text(", ".join([*others, str(value)]))]
+    yield from _beside(ins)
+    operands = _operands(ins.args)
+    last = len(operands) - 1
+    yield "16 more bytes", _plus(ins, operands, last, 16)
+    yield "16 fewer bytes", _plus(ins, operands, last, -16)
+    if operands[last].isdigit():
+        yield "half the bytes", [_with(ins, operands, last, str(int(operands[last]) // 2))]
+        yield "twice the bytes", [_with(ins, operands, last, str(int(operands[last]) * 2))]
 
 
 def _arrivals(ins: Instruction) -> Iterator[Edit]:
-    address, count = _operands(ins.args)
-    for change in (1, -1):
-        if int(count) + change > 0:
-            yield f"count {change:+}", [ins.text(f"{address}, {int(count) + change}")]
+    operands = _operands(ins.args)
+    yield "count +1", _plus(ins, operands, 1, 1)
+    if operands[1] != "1":
+        yield "count -1", _plus(ins, operands, 1, -1)
 
 
 def _barrier(ins: Instruction) -> Iterator[Edit]:
-    number, *count = _operands(ins.args)
-    if count:
-        threads = int(count[0])
-        yield "another barrier", _plus(ins, number, 1)
-        for change in (32, -32):
-            if threads + change > 0:
-                yield f"{change:+} threads", [ins.text(f"{number}, {threads + change}")]
+    operands = _operands(ins.args)
+    if len(operands) > 1:
+        yield "another barrier", _plus(ins, operands, 0, 1)
+        yield "+32 threads", _plus(ins, operands, 1, 32)
+        if operands[1] != "32":
+            yield "-32 threads", _plus(ins, operands, 1, -32)
+
+
+def _groups(ins: Instruction) -> Iterator[Edit]:
+    if ins.args:  # not wait_all
+        yield "one group less", _plus(ins, [ins.args.strip()], 0, 1)
+
+
+def _proxy_fence(ins: Instruction) -> Iterator[Edit]:
+    yield "of global memory only", [f"{ins.op.split('::')[0].removesuffix('.shared')}.global;"]
 
 
 def _copy(ins: Instruction) -> Iterator[Edit]:
-    target, source, *rest = _operands(ins.args)
-    for what, pair in (
-        ("16 bytes further", [_further(target, 16), source]),
-        ("from 16 bytes further", [target, _further(source, 16)]),
-    ):
-        yield what, [ins.text(", ".join([*pair, *rest]))]
-
-
-def _further(address: str, amount: int) -> str:
-    match = re.fullmatch(r"\[\s*([%\w]+)\s*(?:\+\s*(-?\d+))?\s*\]", address)
-    assert match, address
-    return f"[{match[1]}+{int(match[2] or 0) + amount}]"
+    operands = _operands(ins.args)
+    yield "16 bytes further", _further(ins, operands, 0, 16)
+    yield "from 16 bytes further", _further(ins, operands, 1, 16)
 
 
 def _coordinates(ins: Instruction) -> Iterator[Edit]:
     match = re.search(r"\{([^}]*)\}", ins.args)
-    for axis, old in enumerate(match[1].split(",") if match else ()):
-        yield f"coordinate {axis} off by 8", _plus_in_braces(ins, axis, old.strip())
-
-
-def _plus_in_braces(ins: Instruction, axis: int, old: str) -> list[str]:
-    names = [n.strip() for n in re.search(r"\{([^}]*)\}", ins.args)[1].split(",")]  # type: ignore[index]  # has braces
-    names[axis] = "changed"
-    args = re.sub(r"\{[^}]*\}", "{" + ", ".join(names) + "}", ins.args)
-    return ["{", ".reg .b32 changed;", f"add.u32 changed, {old}, 8;", ins.text(args), "}"]
+    names = [name.strip() for name in match[1].split(",")] if match else []
+    for axis, old in enumerate(names):
+        others = ", ".join([*names[:axis], "changed", *names[axis + 1 :]])
+        args = re.sub(r"\{[^}]*\}", "{" + others + "}", ins.args)
+        shift = ["{", ".reg .b32 changed;", f"add.u32 changed, {old}, 8;"]
+        yield f"coordinate {axis} off by 8", [*shift, ins.text(args), "}"]
 
 
 def _other_slot(ins: Instruction, before: list[Instruction]) -> Iterator[Edit]:
     """Into the place of the last copy from the same array, or counted by its mbarrier."""
-    target, source, barrier, *rest = _operands(ins.args)
-    base = source.split(",")[0]
+    operands = _operands(ins.args)
+    target, source, barrier = _places(operands)
+    base = operands[source].split(",")[0]
     for other in reversed(before):
-        if other.kind == ins.kind and _operands(other.args)[1].split(",")[0] == base:
-            its_target, _, its_barrier = _operands(other.args)[:3]
-            yield "into another slot", [ins.text(", ".join([its_target, source, barrier, *rest]))]
-            if its_barrier != barrier:
-                text = ", ".join([target, source, its_barrier, *rest])
-                yield "counted by another mbarrier", [ins.text(text)]
+        its = _operands(other.args)
+        if other.op == ins.op and its[source].split(",")[0] == base:
+            yield "into another slot", [_with(ins, operands, target, its[target])]
+            if its[barrier] != operands[barrier]:
+                text = _with(ins, operands, barrier, its[barrier])
+                yield "counted by another mbarrier", [text]
             return
+
+
+_RULES: dict[str, Callable[[Instruction], Iterator[Edit]]] = {
+    "bar.sync": _barrier,
+    "bar.arrive": _barrier,
+    "bulk load": _coordinates,
+    "bulk store": _coordinates,
+    "bulk.wait_group": _groups,
+    "cp.async": _copy,
+    "cp.async.wait_group": _groups,
+    "fence.proxy.async": _proxy_fence,
+    "mbarrier.arrive": _beside,
+    "mbarrier.expect_tx": _bytes,
+    "mbarrier.init": _arrivals,
+    "mbarrier wait": _wait,
+    "wgmma.wait_group": _groups,
+}
 
 
 # -- the verdict
