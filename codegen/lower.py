@@ -28,6 +28,7 @@ from minitriton.ir.warp_roles import PRODUCER, producer_of
 
 SHARED_SYMBOL = "smem"
 SHARED_ALIGNMENT = 16
+REGISTERS = 1 << 16  # of an SM
 CONSUMER_BARRIER = 1  # its number; 0 is that of all warps
 FAMILIES = (
     "elementwise", "math", "casts", "memory", "atomics", "program", "debug", "control_flow",
@@ -353,7 +354,7 @@ def lower_to_gpu(
     num_warps = integer_attribute(top, "mt.num_warps", 4)
     split = next((op for op in _body_of(function) if op.name == "mt.split_warps"), None)
     producers = integer_attribute(split, "producers") if split is not None else 0
-    result, kernel = _skeleton(function, top, target, num_warps + producers)
+    result, kernel = _skeleton(function, top, target, num_warps, producers)
     lowering = Lowering(function, kernel, target, options, num_warps, analyse(function))
     lowering.producer_warps, lowering.producer = producers, producer_of(module)
     parameters = list(kernel.regions[0].blocks[0].arguments)
@@ -382,9 +383,10 @@ def _kernel_of(module: ir.Module) -> ir.Operation:
 
 
 def _skeleton(
-    function: ir.Operation, top: ir.Operation, target: Target, num_warps: int
+    function: ir.Operation, top: ir.Operation, target: Target, num_warps: int, producers: int
 ) -> tuple[ir.Module, ir.Operation]:
     """Module, gpu.module, shared-memory symbol and the empty kernel."""
+    warps = num_warps + producers
     alignment = integer_attribute(top, "mt.shared_alignment", SHARED_ALIGNMENT)
     module = ir.Module.parse(
         f"""module attributes {{gpu.container_module}} {{
@@ -415,7 +417,7 @@ def _skeleton(
         "unnamed_addr": ir.IntegerAttr.get(ir.IntegerType.get_signless(64), 0),
         "gpu.kernel": ir.UnitAttr.get(),
         "nvvm.kernel": ir.UnitAttr.get(),
-        "nvvm.reqntid": ir.DenseI32ArrayAttr.get([32 * num_warps, 1, 1]),
+        "nvvm.reqntid": ir.DenseI32ArrayAttr.get([32 * warps, 1, 1]),
     }
     if maps:  # parameters of 128 bytes that the kernel reads where they are
         by_value = attribute(
@@ -424,6 +426,8 @@ def _skeleton(
         attributes["arg_attrs"] = ir.ArrayAttr.get([attribute("{}")] * own + [by_value] * maps)
     if "mt.maxnreg" in top.attributes:
         attributes["nvvm.maxnreg"] = i32_attr(integer_attribute(top, "mt.maxnreg"))
+    elif producers:  # ptxas must know from what setmaxnreg starts
+        attributes["nvvm.maxnreg"] = i32_attr(REGISTERS // (32 * warps) // 8 * 8)
     kernel = ir.Operation.create(
         "llvm.func",
         [],
