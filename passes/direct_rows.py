@@ -1,20 +1,22 @@
-"""Rows that every warp loads for itself, in the layout in which it needs them.
+"""Rows that every warp loads for itself, spread over its lanes.
 
-    before: %r = load %p; convert_layout %r     after: load %q, with %q in the result's layout
+    before: %r = load %p; convert_layout %r     after: %s = load %q; convert_layout %s
 
-Where a producer warp copies the tiles, threads should not meet for a row of numbers: each reads its
-own, from L1 mostly. Requires: the addresses and the mask are elementwise functions of ranges and
-scalars (`can_load_directly`).
+Where a producer warp copies the tiles, warps should not meet for a row of numbers: each has it in a
+few registers until it is needed, then lanes exchange them. Requires: the addresses and the mask are
+elementwise functions of ranges and scalars (`can_load_directly`).
 """
 
 from __future__ import annotations
 
+from minitriton.ir import layouts
 from minitriton.ir.builder import Builder
-from minitriton.ir.dialect import shape_of
+from minitriton.ir.encoding import encode
 from minitriton.ir.mlir import ir
 from minitriton.passes.op_classes import is_elementwise, is_tile
 from minitriton.passes.traversal import Value, attributes_of, defining_op, splat_constant
 
+LANES = 32
 _MADE_ANYWHERE = frozenset(("mt.make_range", "mt.splat"))
 
 
@@ -36,19 +38,22 @@ def _can_remake(value: Value) -> bool:
     return is_elementwise(op.name) and not len(op.regions) and all(map(_can_remake, op.operands))
 
 
-def load_directly(load: ir.Operation) -> None:
-    """Replaces the changes of layout behind `load` by loads of their own."""
-    for user in {use.owner.operation for use in load.results[0].uses}:
-        encoding = user.results[0].type.encoding
-        builder = Builder(ir.InsertionPoint(load), load.location)
-        made: dict[Value, Value] = {}
-        operands = [_remake(value, encoding, made, builder) for value in load.operands]
-        attributes = attributes_of(load)
-        attributes.pop("operandSegmentSizes")
-        result = builder.op("mt.load", user.results[0].type, operands, attributes)
-        user.results[0].replace_all_uses_with(result)
-        user.erase()
+def load_directly(load: ir.Operation, num_warps: int) -> None:
+    """Makes every warp load all of the row."""
+    (length,) = load.results[0].type.shape
+    row = layouts.blocked((length,), (max(1, length // LANES),), (LANES,), (num_warps,), (0,))
+    builder = Builder(ir.InsertionPoint(load), load.location)
+    made: dict[Value, Value] = {}
+    operands = [_remake(value, encode(row), made, builder) for value in load.operands]
+    attributes = attributes_of(load)
+    attributes.pop("operandSegmentSizes")
+    type_ = _with_layout(load.results[0].type, encode(row))
+    load.results[0].replace_all_uses_with(builder.op("mt.load", type_, operands, attributes))
     load.erase()
+
+
+def _with_layout(type_: ir.Type, encoding: ir.Attribute) -> ir.Type:
+    return ir.RankedTensorType.get(list(type_.shape), type_.element_type, encoding=encoding)
 
 
 def _remake(
@@ -61,9 +66,7 @@ def _remake(
         return made[value]
     op = defining_op(value)
     assert op is not None, "checked before"
-    type_ = ir.RankedTensorType.get(
-        list(shape_of(value.type) or ()), value.type.element_type, encoding=encoding
-    )
+    type_ = _with_layout(value.type, encoding)
     if op.name == "arith.constant":
         scalar = splat_constant(op)
         found = ir.DenseElementsAttr.get_splat(type_, scalar)

@@ -32,7 +32,7 @@ CONSUMER_WARPS = 8  # two warpgroups: with one, CTAs side by side hide each othe
 # Multiplications of an iteration from which one CTA with a producer beats several without, measured
 # on an H200 (benchmarks/README.md); more where arithmetic between dots can hide behind other CTAs.
 ONE_DOT_PRODUCTS, PRODUCTS = 1 << 20, 1 << 21
-MAX_RESULTS = 176  # registers per thread for the results of all dots of a loop, of 240
+MAX_RESULTS = 192  # registers per thread for the results of all dots of a loop, of 240
 BARRIER_BYTES = 1024  # all mbarriers of a kernel, at most
 
 
@@ -64,7 +64,7 @@ class WarpSplit:
             each = self._rows(groups_of(loop, moving), stages, loop)
             if each is not None and (once is not None or not fixed):
                 for s in rows:
-                    load_directly(s.load)
+                    load_directly(s.load, CONSUMER_WARPS)
                 made, turns = specialize_loop(self._module, loop, each, once, ahead, analysis)
                 if turns:
                     self._rings.take_turns()

@@ -92,15 +92,15 @@ def _over_queries(
     column = first + tl.arange(0, C.BLOCK_N)[:, None]
     tiles = tl.cdiv(queries - low, C.BLOCK_M)
     for step in tl.range(0, tiles * share if C.GROUPED else tiles):
-        start = low + step * C.BLOCK_M
         if C.GROUPED:  # one loop, so that one head's copies begin beside the products of another
             turn = step // tiles
-            start -= turn * tiles * C.BLOCK_M
+            start = low + step % tiles * C.BLOCK_M
             head = turn.to(tl.int64)
             q_at, do_at = q_ptr + head * q_head, do_ptr + head * do_head
             power_at, delta_at = power_ptr + head * tokens, delta_ptr + head * tokens
             plane_at = plane + turn
         else:
+            start = low + step * C.BLOCK_M
             q_at, do_at, power_at, delta_at, plane_at = q_ptr, do_ptr, power_ptr, delta_ptr, plane
         row = start + tl.arange(0, C.BLOCK_M)
         k1 = load_tile(k_ptr, k_token, first, keys, C.BLOCK_N, C.HEAD_READ, C.TILE, True)
