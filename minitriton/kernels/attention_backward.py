@@ -365,8 +365,8 @@ def _tiles(plan: Plan, element_size: int) -> tuple[Tile, Tile]:
 def _warpgroup_tiles(plan: Plan, widest: int) -> tuple[Tile, Tile] | None:
     """The same for wgmma, if it has the registers: tiles of 64 rows for each 4 warps."""
     if widest <= 64:
-        return ((64, 64, 4, 2),) * 2 if plan.DROPOUT else ((64, 128, 8, 2), (128, 64, 8, 2))
-    extras = plan.DROPOUT + plan.GROUPED + (plan.REST > 0)
+        return ((64, 64, 4, 2),) * 2 if plan.DROPOUT else ((64, 128, 8, 2), (128, 128, 8, 2))
+    extras = plan.DROPOUT + (plan.REST > 0)
     if plan.V_TILE > 128 or widest > 192 or extras > 1:
         return None
     return (32 if extras or plan.PACKED else 64, 128, 8, 2), (128, 64, 8, 2)

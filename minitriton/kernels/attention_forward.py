@@ -147,9 +147,9 @@ def _tile(plan: Plan, element_size: int) -> tuple[int, int, int, int]:
     the 99 KB of the smallest GPU, with WARPGROUPS in 227 KB."""
     widest = max(plan.TILE + plan.REST, plan.V_TILE)
     if plan.WARPGROUPS and widest <= 192 and plan.V_TILE <= 128:
-        if widest <= 128 and not plan.DROPOUT:
-            return 128, 128, 8, 2 if widest == 128 else 3
-        return (64, 64, 4, 2) if plan.DROPOUT and widest <= 64 else (128, 64, 8, 2)
+        if widest <= 64:
+            return 64, 64, 4, 2
+        return (128, 64 if plan.DROPOUT or widest > 128 else 128, 8, 2)
     if element_size == 4:
         return (64, 32, 8, 2) if widest <= 64 else (64 if widest <= 128 else 32, 16, 8, 2)
     if widest <= 64:
