@@ -10,20 +10,18 @@ changes whenever the slot numbers start again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
 from minitriton.ir.builder import Builder, i32_attr
 from minitriton.ir.encoding import mem_type
 from minitriton.ir.linear_layout import LinearLayout
-from minitriton.ir.matrix_descriptor import operand_span
 from minitriton.ir.mlir import ir
 from minitriton.ir.tensor_map_specs import add_spec
-from minitriton.passes.affine import AffineAnalysis, Polynomial
-from minitriton.passes.tensor_maps import MAX_BOX, MapPlan
+from minitriton.passes.affine import AffineAnalysis
+from minitriton.passes.map_terms import Rebuild, describe, evaluate
+from minitriton.passes.tensor_maps import MapPlan
 from minitriton.passes.traversal import Value
-
-Rebuild = Callable[[Value], Value]
 
 
 class Filled(Protocol):
@@ -48,7 +46,7 @@ class TmaCopies:
     ) -> None:  # fmt: skip
         self._analysis = analysis
         self._filled = [
-            (buffer, plan, add_spec(module.operation, _described(buffer, plan, analysis)))
+            (buffer, plan, _number(module, buffer, plan, analysis))
             for buffer in buffers
             if (plan := buffer.map) is not None
         ]
@@ -84,7 +82,7 @@ class TmaCopies:
         for buffer, plan, number in chosen:
             with builder.at(builder.ip, buffer.load.location):
                 coordinates = [
-                    self._evaluate(dim.coordinate, rebuild, builder) for dim in plan.dims
+                    evaluate(dim.coordinate, self._analysis, rebuild, builder) for dim in plan.dims
                 ]
                 builder.create(
                     "mt.tma_copy", [], [buffer.at(slot, builder), barrier, runs, *coordinates],
@@ -102,32 +100,6 @@ class TmaCopies:
         builder.create("mt.mbarrier_inval", [], [self._barriers])
         builder.create("mt.local_dealloc", [], [self._barriers])
 
-    def _evaluate(self, value: Polynomial, rebuild: Rebuild, builder: Builder) -> Value:
-        """An i32 with the value of a polynomial."""
-        total: Value | None = None
-        for monomial, coefficient in sorted(value.terms.items()):
-            term: Value | None = None
-            for atom in monomial:
-                factor = self._narrow(rebuild(self._analysis.atoms[atom]), builder)
-                term = factor if term is None else self._op("muli", term, factor, builder)
-            constant = builder.constant(self._i32, coefficient)
-            if term is None:
-                term = constant
-            elif coefficient != 1:
-                term = self._op("muli", term, constant, builder)
-            total = term if total is None else self._op("addi", total, term, builder)
-        return builder.constant(self._i32, 0) if total is None else total
-
-    def _op(self, name: str, a: Value, b: Value, builder: Builder) -> Value:
-        return builder.op(f"arith.{name}", self._i32, [a, b])
-
-    def _narrow(self, value: Value, builder: Builder) -> Value:
-        width = ir.IntegerType(value.type).width
-        if width == 32:
-            return value
-        name = "arith.trunci" if width > 32 else "arith.extsi"
-        return builder.op(name, self._i32, [value])
-
 
 def atoms_of(plan: MapPlan, analysis: AffineAnalysis) -> list[Value]:
     """The scalars that a plan's coordinates are made of."""
@@ -135,34 +107,8 @@ def atoms_of(plan: MapPlan, analysis: AffineAnalysis) -> list[Value]:
     return [analysis.atoms[number] for number in sorted(numbers)]
 
 
-def _described(buffer: Filled, plan: MapPlan, analysis: AffineAnalysis) -> dict[str, Any]:
-    """The tensor map of a buffer's tile as data (ir/tensor_map_specs.py)."""
-
-    def terms(value: Polynomial) -> list[Any]:
-        return [
-            [c, [analysis.argument(a) for a in monomial]]
-            for monomial, c in sorted(value.terms.items())
-        ]
-
+def _number(module: ir.Module, buffer: Filled, plan: MapPlan, analysis: AffineAnalysis) -> int:
+    """The number of the tensor map of a buffer's tile."""
     type_ = buffer.load.results[0].type
-    size = type_.element_type.width // 8
-    shape = tuple(type_.shape)
-    span = operand_span(shape, buffer.order, size)
-    inner = buffer.order[0]
-    box = [
-        1 if d.tile_dim is None
-        else span // size if d.tile_dim == inner
-        else min(shape[d.tile_dim], MAX_BOX)
-        for d in plan.dims
-    ]  # fmt: skip
-    return {
-        "base": plan.base,
-        "offset": terms(plan.offset),
-        "strides": [terms(d.stride) for d in plan.dims[1:]],
-        "sizes": [None if d.size is None else terms(d.size) for d in plan.dims],
-        "box": box,
-        "swizzle": span,
-        "element_bytes": size,
-        "element": str(type_.element_type),
-        "non_negative": sorted(plan.non_negative),
-    }
+    spec = describe(plan, tuple(type_.shape), buffer.order, type_.element_type, analysis)
+    return add_spec(module.operation, spec)

@@ -1,0 +1,287 @@
+"""Stores of accumulators by TMA: threads put the tile into shared memory, one asks for its boxes.
+
+    before: %y = convert_layout %x; store %p, %y, %mask
+    after:  buffer [slots]; for each piece of %x: tma_store_wait; barrier; local_store piece, slot;
+            proxy_fence; barrier; tma_store slot, coordinates
+
+A tile that does not fit `mt.epilogue_bytes` (EPILOGUE_BYTES) goes in pieces, in turn through two
+slots; a piece is some of each thread's registers. The first wait and barrier are left out where
+the slot cannot be in use. The wait for the last piece comes after the outermost loop around.
+Requires: layouts; loops are pipelined. Ensures: the same stores. Left alone are stores from layouts
+that suit global memory, and those that no tensor map (`tensor_maps`) describes, whose memory others
+may access (`global_order`), or that lack room; remarks say why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from minitriton.ir.axis_analysis import AxisFacts, analyse
+from minitriton.ir.builder import Builder, i32_attr
+from minitriton.ir.conversion import NoMove, RegisterMove, plan_conversion
+from minitriton.ir.dialect import element_of
+from minitriton.ir.encoding import layout_of, mem_type, tile_type
+from minitriton.ir.layouts import bank_conflicts, ldmatrix_plan, shared_access_plan, shared_tma
+from minitriton.ir.linear_layout import LinearLayout
+from minitriton.ir.matrix_descriptor import ALIGNMENT, operand_span
+from minitriton.ir.mlir import ir
+from minitriton.ir.register_maps import narrowed
+from minitriton.ir.target import Target
+from minitriton.ir.tensor_map_specs import add_spec
+from minitriton.ir.types import bit_width
+from minitriton.passes.affine import ONE, AffineAnalysis
+from minitriton.passes.allocate_shared import bytes_with
+from minitriton.passes.global_order import GlobalOrder, outermost_loop
+from minitriton.passes.map_terms import describe, evaluate
+from minitriton.passes.remarks import add_remark
+from minitriton.passes.simplify import upstream
+from minitriton.passes.tensor_maps import MapPlan, NotAffine
+from minitriton.passes.tensor_maps import plan as plan_map
+from minitriton.passes.tile_pass import PassOptions
+from minitriton.passes.traversal import Value, defining_op, int_attribute, kernel_of, walk
+
+EPILOGUE_BYTES = 32 * 1024  # of shared memory for the tiles on their way out of a kernel
+ROOM = "mt.epilogue_bytes"  # attribute of the module that replaces EPILOGUE_BYTES
+MIN_TILE_BYTES = 4096  # below that threads have so few stores that to wait for TMA costs more
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """How a tile goes through shared memory: `count` pieces of `size` elements along `axis`, each
+    in a slot of layout `slot`; slots: 1 or 2."""
+
+    axis: int
+    size: int
+    count: int
+    slots: int
+    slot: LinearLayout
+    bytes: int  # of all slots
+
+
+@dataclass(frozen=True)
+class _Copy:
+    """A store that becomes one of TMA; tile: its value before the conversion for the store;
+    order: the dims, fastest first; loop: the outermost around it."""
+
+    store: ir.Operation
+    tile: Value
+    order: tuple[int, ...]
+    map: MapPlan
+    loop: ir.Operation | None
+    pieces: Pieces
+
+
+def run(module: ir.Module, target: Target, options: PassOptions) -> None:
+    """Rewrites all stores of the kernel that qualify."""
+    if not options.tma or not target.has("tma"):
+        return
+    stores = [op for op in walk(kernel_of(module)) if op.name == "mt.store" and _is_converted(op)]
+    if not stores:
+        return
+    analysis = AffineAnalysis(kernel_of(module).regions[0].blocks[0])
+    copies = _copies(module, stores, analysis, target)
+    order = GlobalOrder(module)
+    copies = _apart(module, copies, order)
+    copied = [copy.store for copy in copies]
+    repeated = [order.is_repeated(store, copied) for store in copied]
+    for copy, again in zip(copies, repeated, strict=True):
+        text = f"store by TMA: {copy.pieces.count} pieces, {copy.pieces.bytes} bytes"
+        add_remark(module, copy.store, text)
+        _rewrite(module, copy, analysis, repeated=again)
+    if copies:
+        upstream(module, options)
+
+
+def _is_converted(store: ir.Operation) -> bool:
+    """Whether threads exchange the elements of a tile just to store it."""
+    maker = defining_op(store.operands[1])
+    if maker is None or maker.name != "mt.convert_layout":
+        return False
+    source, result = (v.type for v in (maker.operands[0], maker.results[0]))
+    bits = bit_width(element_of(result))
+    plan = plan_conversion(layout_of(source), layout_of(result), bits)
+    if isinstance(plan, (NoMove, RegisterMove)) or bits not in (8, 16, 32):
+        return False
+    single = len(list(maker.results[0].uses)) == 1
+    return single and prod(result.shape) * bits // 8 >= MIN_TILE_BYTES
+
+
+def _copies(
+    module: ir.Module, stores: Sequence[ir.Operation], analysis: AffineAnalysis, target: Target
+) -> list[_Copy]:
+    """Those of the stores that a tensor map describes and for which there is room."""
+    function = kernel_of(module)
+    facts, room = analyse(function), int_attribute(module.operation, ROOM, EPILOGUE_BYTES)
+    taken: list[tuple[ir.Operation, int]] = []
+    copies = []
+    for store in stores:
+        tile = store.operands[1].owner.operation.operands[0]
+        order = _order(store, analysis)
+        try:
+            plan = _plan(store, order, analysis, facts)
+        except NotAffine as reason:
+            _leave(module, store, str(reason))
+            continue
+        loop = outermost_loop(store)
+        share = room // sum(outermost_loop(s) == loop for s in stores) if loop else room
+        bits = bit_width(element_of(tile.type))
+        stmatrix = target.has("stmatrix")
+        while (pieces := pieces_of(layout_of(tile.type), order, bits, share, stmatrix)) is not None:
+            needed = [*taken, (loop or store, pieces.bytes)]
+            if bytes_with(function, needed, ALIGNMENT) <= target.max_shared_bytes:
+                taken = needed
+                copies.append(_Copy(store, tile, order, plan, loop, pieces))
+                break
+            share //= 2
+        else:
+            _leave(module, store, "its tile has no place in shared memory")
+    return copies
+
+
+def _order(store: ir.Operation, analysis: AffineAnalysis) -> tuple[int, ...]:
+    """The dimensions of a store, fastest first."""
+    address = analysis.of(store.operands[0])
+    dims = list(reversed(range(len(store.operands[0].type.shape))))
+    inner = [d for d in dims if address is not None and address.dims[d] == ONE]
+    return tuple(dict.fromkeys([*inner[:1], *dims]))
+
+
+def _plan(
+    store: ir.Operation, order: tuple[int, ...], analysis: AffineAnalysis, facts: AxisFacts
+) -> MapPlan:
+    """Raises NotAffine."""
+    if "cache" in store.attributes or "evict" in store.attributes:
+        raise NotAffine("it says how to cache what it stores")
+    plan = plan_map(
+        store, order, bit_width(element_of(store.operands[1].type)) // 8, analysis, facts
+    )
+    if not all(dim.stride for dim in plan.dims if dim.tile_dim is not None):
+        raise NotAffine("a dimension has no stride")
+    return plan
+
+
+def _apart(module: ir.Module, copies: list[_Copy], order: GlobalOrder) -> list[_Copy]:
+    """Without those that something else may have to come before or after."""
+    while True:
+        copied = [copy.store for copy in copies]
+        reasons = [order.obstacle(store, copied) for store in copied]
+        for store, reason in zip(copied, reasons, strict=True):
+            if reason is not None:
+                _leave(module, store, reason)
+        if not any(reasons):
+            return copies
+        copies = [copy for copy, reason in zip(copies, reasons, strict=True) if reason is None]
+
+
+def _leave(module: ir.Module, store: ir.Operation, reason: str) -> None:
+    add_remark(module, store, f"store not by TMA: {reason}")
+
+
+def pieces_of(
+    layout: LinearLayout, order: tuple[int, ...], bits: int, room: int, stmatrix: bool
+) -> Pieces | None:
+    """The largest pieces of a tile in registers that take at most `room` bytes and that threads
+    can write without bank conflicts; None where there are none."""
+    for axis in order:
+        extent = layout.shape[axis]
+        size, slots = extent, 1
+        while size:
+            part = narrowed(layout, axis, size)
+            slot = None if part is None else _slot(part, order, bits, stmatrix)
+            if slot is not None:
+                each = prod(slot.shape) * bits // 8
+                aligned = slots == 1 or each % ALIGNMENT == 0
+                if each * slots <= room and aligned:
+                    return Pieces(axis, size, extent // size, slots, slot, each * slots)
+            size, slots = size // 2, 2
+    return None
+
+
+def _slot(
+    part: LinearLayout, order: tuple[int, ...], bits: int, stmatrix: bool
+) -> LinearLayout | None:
+    """The layout in which TMA takes a piece, if writing it there from `part` has no conflicts."""
+    span = operand_span(part.shape, order, bits // 8)
+    if not span:
+        return None
+    slot = shared_tma(part.shape, order, bits, span)
+    matrices = ldmatrix_plan(slot, part, bits) if stmatrix and part.is_injective else None
+    if matrices is not None and matrices.conflicts == 1:
+        return slot
+    vector = shared_access_plan(slot, part, bits).vec
+    return slot if bank_conflicts(slot, part, vector, bits) == 1 else None
+
+
+def _rewrite(module: ir.Module, copy: _Copy, analysis: AffineAnalysis, *, repeated: bool) -> None:
+    """`repeated`: the kernel may have stored by TMA to the same argument before."""
+    store, pieces = copy.store, copy.pieces
+    element = copy.tile.type.element_type
+    spec = describe(copy.map, pieces.slot.shape, copy.order, element, analysis)
+    attributes = {
+        "map": i32_attr(add_spec(module.operation, spec)),
+        "dims": ir.DenseI32ArrayAttr.get(copy.map.places),
+    }
+    builder = Builder(ir.InsertionPoint(copy.loop or store), store.location)
+    whole = mem_type([pieces.slots, *pieces.slot.shape], element, pieces.slot)
+    buffer = builder.op(
+        "mt.local_alloc", whole, (),
+        {"mt.pipelined": ir.UnitAttr.get(), "mt.alignment": i32_attr(ALIGNMENT)},
+    )  # fmt: skip
+    builder.ip = ir.InsertionPoint(store)
+    starts = [evaluate(d.coordinate, analysis, lambda value: value, builder) for d in copy.map.dims]
+    along = copy.map.places[pieces.axis]
+    for number in range(pieces.count):
+        _await_slot(copy, number, builder, repeated=repeated)
+        start = number * pieces.size
+        slot = _write_piece(copy, buffer, number, builder)
+        builder.create("mt.proxy_fence", [])
+        builder.create("mt.barrier", [])
+        corner = list(starts)
+        if start:
+            step = builder.constant(corner[along].type, start)
+            corner[along] = builder.op("arith.addi", step.type, [corner[along], step])
+        builder.create("mt.tma_store", [], [slot, *corner], attributes)
+    _finish(copy, buffer)
+
+
+def _await_slot(copy: _Copy, number: int, builder: Builder, *, repeated: bool) -> None:
+    """Before piece `number` is written: its slot is no longer read; before the first one all that
+    was stored to the same argument is there, too, since later stores win."""
+    slots = copy.pieces.slots
+    if number == 0 and repeated:
+        builder.create("mt.tma_store_wait", [], [], {"pending": i32_attr(0)})
+    elif number >= slots:
+        attributes = {"pending": i32_attr(slots - 1), "read": ir.UnitAttr.get()}
+        builder.create("mt.tma_store_wait", [], [], attributes)
+    if number >= slots or (number == 0 and copy.loop is not None):
+        builder.create("mt.barrier", [])
+
+
+def _write_piece(copy: _Copy, buffer: Value, number: int, builder: Builder) -> Value:
+    """The slot with the piece in it."""
+    pieces, tile = copy.pieces, copy.tile
+    part = tile
+    if pieces.count > 1:
+        layout = narrowed(layout_of(tile.type), pieces.axis, pieces.size)
+        assert layout is not None, "pieces are made of whole registers"
+        attributes = {"axis": i32_attr(pieces.axis), "start": i32_attr(number * pieces.size)}
+        type_ = tile_type(tile.type.element_type, layout)
+        part = builder.op("mt.narrow", type_, [tile], attributes)
+    index = builder.constant(ir.IntegerType.get_signless(32), number % pieces.slots)
+    type_ = mem_type(pieces.slot.shape, tile.type.element_type, pieces.slot)
+    slot = builder.op("mt.mem_index", type_, [buffer, index])
+    builder.create("mt.local_store", [], [part, slot])
+    return slot
+
+
+def _finish(copy: _Copy, buffer: Value) -> None:
+    """After the outermost loop (the last piece): the buffer's memory may serve others."""
+    store = copy.store
+    last = ir.InsertionPoint(store) if copy.loop is None else ir.InsertionPoint.after(copy.loop)
+    builder = Builder(last, store.location)
+    attributes = {"pending": i32_attr(0), "read": ir.UnitAttr.get()}
+    builder.create("mt.tma_store_wait", [], [], attributes)
+    builder.create("mt.local_dealloc", [], [buffer])
+    store.erase()
