@@ -7,14 +7,14 @@
 A tile that does not fit `mt.epilogue_bytes` (EPILOGUE_BYTES) goes in pieces, in turn through two
 slots; a piece is some of each thread's registers. The first wait and barrier are left out where
 the slot cannot be in use. The wait for the last piece comes after the outermost loop around.
-Requires: layouts; loops are pipelined. Ensures: the same stores. Left alone are stores from layouts
-that suit global memory, and those that no tensor map (`tensor_maps`) describes, whose memory others
-may access (`global_order`), or that lack room; remarks say why.
+Requires: layouts; loops are pipelined. Ensures: the same stores. Left alone are small tiles, those
+whose layout suits global memory, and, with a remark, those that no tensor map (`tensor_maps`)
+describes, whose memory others may access (`global_order`), or for which there is no room.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 
@@ -31,10 +31,12 @@ from minitriton.ir.register_maps import narrowed
 from minitriton.ir.target import Target
 from minitriton.ir.tensor_map_specs import add_spec
 from minitriton.ir.types import bit_width
+from minitriton.passes.access_layouts import MAX_VECTOR_BYTES, SECTOR_BYTES
 from minitriton.passes.affine import ONE, AffineAnalysis
 from minitriton.passes.allocate_shared import bytes_with
 from minitriton.passes.global_order import GlobalOrder, outermost_loop
 from minitriton.passes.map_terms import describe, evaluate
+from minitriton.passes.op_classes import is_tile
 from minitriton.passes.remarks import add_remark
 from minitriton.passes.simplify import upstream
 from minitriton.passes.tensor_maps import MapPlan, NotAffine
@@ -45,6 +47,8 @@ from minitriton.passes.traversal import Value, defining_op, int_attribute, kerne
 EPILOGUE_BYTES = 32 * 1024  # of shared memory for the tiles on their way out of a kernel
 ROOM = "mt.epilogue_bytes"  # attribute of the module that replaces EPILOGUE_BYTES
 MIN_TILE_BYTES = 4096  # below that threads have so few stores that to wait for TMA costs more
+
+MIN_ROW_BYTES = 64  # of a piece, unless the tile's rows are shorter: two sectors of memory
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ class Pieces:
 
 @dataclass(frozen=True)
 class _Copy:
-    """A store that becomes one of TMA; tile: its value before the conversion for the store;
+    """A store that becomes one of TMA; tile: what is stored, as threads hold it before;
     order: the dims, fastest first; loop: the outermost around it."""
 
     store: ir.Operation
@@ -77,11 +81,8 @@ def run(module: ir.Module, target: Target, options: PassOptions) -> None:
     """Rewrites all stores of the kernel that qualify."""
     if not options.tma or not target.has("tma"):
         return
-    stores = [op for op in walk(kernel_of(module)) if op.name == "mt.store" and _is_converted(op)]
-    if not stores:
-        return
     analysis = AffineAnalysis(kernel_of(module).regions[0].blocks[0])
-    copies = _copies(module, stores, analysis, target)
+    copies = _copies(module, analysis, target)
     order = GlobalOrder(module)
     copies = _apart(module, copies, order)
     copied = [copy.store for copy in copies]
@@ -94,50 +95,69 @@ def run(module: ir.Module, target: Target, options: PassOptions) -> None:
         upstream(module, options)
 
 
-def _is_converted(store: ir.Operation) -> bool:
-    """Whether threads exchange the elements of a tile just to store it."""
-    maker = defining_op(store.operands[1])
-    if maker is None or maker.name != "mt.convert_layout":
-        return False
-    source, result = (v.type for v in (maker.operands[0], maker.results[0]))
-    bits = bit_width(element_of(result))
-    plan = plan_conversion(layout_of(source), layout_of(result), bits)
-    if isinstance(plan, (NoMove, RegisterMove)) or bits not in (8, 16, 32):
-        return False
-    single = len(list(maker.results[0].uses)) == 1
-    return single and prod(result.shape) * bits // 8 >= MIN_TILE_BYTES
-
-
-def _copies(
-    module: ir.Module, stores: Sequence[ir.Operation], analysis: AffineAnalysis, target: Target
-) -> list[_Copy]:
-    """Those of the stores that a tensor map describes and for which there is room."""
+def _copies(module: ir.Module, analysis: AffineAnalysis, target: Target) -> list[_Copy]:
+    """The stores that gain, that a tensor map describes and for which there is room."""
     function = kernel_of(module)
     facts, room = analyse(function), int_attribute(module.operation, ROOM, EPILOGUE_BYTES)
+    found = [op for op in walk(function) if op.name == "mt.store" and is_tile(op.operands[1])]
+    orders = {store: _order(store, analysis) for store in found}
+    tiles = {store: _tile(store, order[0], facts) for store, order in orders.items()}
+    gaining = [store for store, tile in tiles.items() if tile is not None]
     taken: list[tuple[ir.Operation, int]] = []
     copies = []
-    for store in stores:
-        tile = store.operands[1].owner.operation.operands[0]
-        order = _order(store, analysis)
+    for store in gaining:
+        order, tile, loop = orders[store], tiles[store], outermost_loop(store)
+        share = room // sum(outermost_loop(s) == loop for s in gaining) if loop else room
+
+        def has_room(size: int, during: ir.Operation = loop or store) -> bool:
+            needed = bytes_with(function, [*taken, (during, size)], ALIGNMENT)
+            return needed <= target.max_shared_bytes
+
         try:
             plan = _plan(store, order, analysis, facts)
+            stmatrix = target.has("stmatrix")
+            pieces = _fitting(tile, order, share, has_room, stmatrix=stmatrix)
         except NotAffine as reason:
             _leave(module, store, str(reason))
             continue
-        loop = outermost_loop(store)
-        share = room // sum(outermost_loop(s) == loop for s in stores) if loop else room
-        bits = bit_width(element_of(tile.type))
-        stmatrix = target.has("stmatrix")
-        while (pieces := pieces_of(layout_of(tile.type), order, bits, share, stmatrix)) is not None:
-            needed = [*taken, (loop or store, pieces.bytes)]
-            if bytes_with(function, needed, ALIGNMENT) <= target.max_shared_bytes:
-                taken = needed
-                copies.append(_Copy(store, tile, order, plan, loop, pieces))
-                break
-            share //= 2
-        else:
-            _leave(module, store, "its tile has no place in shared memory")
+        taken.append((loop or store, pieces.bytes))
+        copies.append(_Copy(store, tile, order, plan, loop, pieces))
     return copies
+
+
+def _fitting(
+    tile: Value, order: tuple[int, ...], share: int, has_room: Callable[[int], bool], *,
+    stmatrix: bool,
+) -> Pieces:  # fmt: skip
+    """Pieces of at most `share` bytes, smaller ones where there is no room. Raises NotAffine."""
+    bits = bit_width(element_of(tile.type))
+    while True:
+        pieces = pieces_of(layout_of(tile.type), order, bits, share, stmatrix=stmatrix)
+        if has_room(pieces.bytes):
+            return pieces
+        share = pieces.bytes // 2
+
+
+def _tile(store: ir.Operation, inner: int, facts: AxisFacts) -> Value | None:
+    """The stored tile as it is before threads exchange elements for the store, or while one access
+    of a warp does not fill sectors of memory; None if neither is so, or the tile is small."""
+    value = store.operands[1]
+    type_, layout = value.type, layout_of(value.type)
+    bits = bit_width(element_of(type_))
+    if bits not in (8, 16, 32) or prod(type_.shape) * bits // 8 < MIN_TILE_BYTES:
+        return None
+    maker = defining_op(value)
+    if maker is not None and maker.name == "mt.convert_layout":
+        source = maker.operands[0]
+        moves = not isinstance(
+            plan_conversion(layout_of(source.type), layout, bits), (NoMove, RegisterMove)
+        )
+        return source if moves and len(list(value.uses)) == 1 else None
+    limit = min(facts.access_limits(store)[inner], MAX_VECTOR_BYTES * 8 // bits)
+    run = layout.contiguous_registers(inner, limit).width
+    while run << layout.dim_shifts[inner] in layout.flat("lane"):
+        run *= 2
+    return value if run * bits // 8 < SECTOR_BYTES else None
 
 
 def _order(store: ir.Operation, analysis: AffineAnalysis) -> tuple[int, ...]:
@@ -180,23 +200,25 @@ def _leave(module: ir.Module, store: ir.Operation, reason: str) -> None:
 
 
 def pieces_of(
-    layout: LinearLayout, order: tuple[int, ...], bits: int, room: int, stmatrix: bool
-) -> Pieces | None:
+    layout: LinearLayout, order: tuple[int, ...], bits: int, room: int, *, stmatrix: bool
+) -> Pieces:
     """The largest pieces of a tile in registers that take at most `room` bytes and that threads
-    can write without bank conflicts; None where there are none."""
+    can write without bank conflicts. Raises NotAffine where there are none."""
+    reason = "threads cannot write its boxes without bank conflicts"
     for axis in order:
         extent = layout.shape[axis]
+        least = MIN_ROW_BYTES * 8 // bits if axis == order[0] else 1
         size, slots = extent, 1
-        while size:
+        while size >= min(least, extent):
             part = narrowed(layout, axis, size)
             slot = None if part is None else _slot(part, order, bits, stmatrix)
             if slot is not None:
                 each = prod(slot.shape) * bits // 8
-                aligned = slots == 1 or each % ALIGNMENT == 0
-                if each * slots <= room and aligned:
+                if each * slots <= room and (slots == 1 or each % ALIGNMENT == 0):
                     return Pieces(axis, size, extent // size, slots, slot, each * slots)
+                reason = f"its pieces do not fit {room} bytes of shared memory"
             size, slots = size // 2, 2
-    return None
+    raise NotAffine(reason)
 
 
 def _slot(
