@@ -14,6 +14,9 @@ from minitriton.ir.tensor_map_specs import read_specs
 from minitriton.passes.op_classes import LOOPS
 from minitriton.passes.traversal import Value, defining_op, int_attribute, kernel_of, walk
 
+PROGRAMS = "mt.programs"
+"""Attribute of a loop whose iterations are programs of the grid: nothing orders what one does to
+global memory with what others do."""
 _READS = frozenset(("mt.load", "mt.async_copy", "mt.tma_copy"))
 _ATOMICS = frozenset(("mt.atomic_rmw", "mt.atomic_cas"))
 
@@ -75,7 +78,7 @@ class GlobalOrder:
         """Whether `second` may run after `first` has."""
         around, others = self._parents(first), self._parents(second)
         shared = [op for op in around if op in others]
-        if any(op.name in LOOPS for op in shared):
+        if any(op.name in LOOPS and PROGRAMS not in op.attributes for op in shared):
             return True
         if (
             shared

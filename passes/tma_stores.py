@@ -88,7 +88,8 @@ def run(module: ir.Module, target: Target, options: PassOptions) -> None:
     copied = [copy.store for copy in copies]
     repeated = [order.is_repeated(store, copied) for store in copied]
     for copy, again in zip(copies, repeated, strict=True):
-        text = f"store by TMA: {copy.pieces.count} pieces, {copy.pieces.bytes} bytes"
+        count = copy.pieces.count
+        text = f"store by TMA in {count} piece{'s' * (count > 1)}: {copy.pieces.bytes} bytes"
         add_remark(module, copy.store, text)
         _rewrite(module, copy, analysis, repeated=again)
     if copies:
@@ -272,13 +273,18 @@ def _await_slot(copy: _Copy, number: int, builder: Builder, *, repeated: bool) -
     """Before piece `number` is written: its slot is no longer read; before the first one all that
     was stored to the same argument is there, too, since later stores win."""
     slots = copy.pieces.slots
+    in_use = number >= slots or (number == 0 and copy.loop is not None)
     if number == 0 and repeated:
         builder.create("mt.tma_store_wait", [], [], {"pending": i32_attr(0)})
-    elif number >= slots:
-        attributes = {"pending": i32_attr(slots - 1), "read": ir.UnitAttr.get()}
-        builder.create("mt.tma_store_wait", [], [], attributes)
-    if number >= slots or (number == 0 and copy.loop is not None):
+    elif in_use:
+        _wait_for_reads(slots - 1 if number else 0, builder)
+    if in_use:
         builder.create("mt.barrier", [])
+
+
+def _wait_for_reads(pending: int, builder: Builder) -> None:
+    attributes = {"pending": i32_attr(pending), "read": ir.UnitAttr.get()}
+    builder.create("mt.tma_store_wait", [], [], attributes)
 
 
 def _write_piece(copy: _Copy, buffer: Value, number: int, builder: Builder) -> Value:
@@ -303,7 +309,6 @@ def _finish(copy: _Copy, buffer: Value) -> None:
     store = copy.store
     last = ir.InsertionPoint(store) if copy.loop is None else ir.InsertionPoint.after(copy.loop)
     builder = Builder(last, store.location)
-    attributes = {"pending": i32_attr(0), "read": ir.UnitAttr.get()}
-    builder.create("mt.tma_store_wait", [], [], attributes)
+    _wait_for_reads(0, builder)
     builder.create("mt.local_dealloc", [], [buffer])
     store.erase()

@@ -5,8 +5,9 @@ import torch
 
 import minitriton as triton
 import minitriton.language as tl
+from minitriton.tools.tensor_descriptor import TensorDescriptor
 
-BF16 = torch.bfloat16
+BF16, BF16_TYPE = torch.bfloat16, tl.constexpr(tl.bfloat16)
 
 pytestmark = pytest.mark.usefixtures("hopper")
 
@@ -129,12 +130,44 @@ def test_pieces_take_turns(device, landing, monkeypatch):
     assert "cp.async.bulk.wait_group.read 1" in compiled.asm["ptx"]
 
 
-def test_columns_first(device):
-    a, b = operands(device, 200, 144, 80)
-    c, whole = result(device, 200, 144, column_major=True)
+@pytest.mark.parametrize(("rows", "dtype"), [(200, BF16), (208, torch.float32)], ids=str)
+def test_columns_first(device, rows, dtype):
+    a, b = operands(device, rows, 144, 80)
+    c, whole = result(device, rows, 144, dtype, column_major=True)
     compiled = run(a, b, c, (128, 128, 32), flags=(True, False), num_warps=8)
     check(a, b, c, whole)
-    assert stored(compiled) and "stmatrix.sync.aligned.m8n8.x4.trans" in compiled.asm["ptx"]
+    transposing = "stmatrix.sync.aligned.m8n8.x4.trans" in compiled.asm["ptx"]
+    assert stored(compiled) and transposing == (dtype == BF16)
+
+
+def test_bytes(device):
+    a, b = operands(device, 100, 80, 64)
+    whole = torch.zeros(100, 96, dtype=torch.float8_e4m3fn, device=device)
+    compiled = run(a, b, whole[:, :80], (64, 128, 64))
+    exact = a.double() @ b.double()
+    error = (whole[:, :80].double() - exact).abs()
+    assert (error <= exact.abs() / 16 + 2**-9).all() and stored(compiled)
+    assert not whole[:, 80:].double().any()
+
+
+@triton.jit
+def descriptor_kernel(a, b, c, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    i, j = tl.program_id(0) * BM, tl.program_id(1) * BN
+    acc = tl.zeros((BM, BN), tl.float32)
+    for k in range(0, K, BK):
+        acc = tl.dot(a.load([i, k]), b.load([k, j]), acc)
+    c.store([i, j], acc.to(BF16_TYPE))
+
+
+def test_descriptors(device):
+    a, b = operands(device, 80, 112, 192)
+    c, whole = result(device, 80, 112)
+    make = TensorDescriptor.from_tensor
+    compiled = descriptor_kernel[(2, 2)](
+        make(a, [64, 64]), make(b, [64, 64]), make(c, [64, 64]), 192, 64, 64, 64
+    )
+    check(a, b, c, whole)
+    assert stored(compiled) == 1 and not threads_store(compiled)
 
 
 def test_scale_and_residual(device):
@@ -191,9 +224,6 @@ def tiles_kernel(
         mask = (rows[:, None] < M) & (columns[None, :] < N)
         c_ptrs = c_ptr + rows[:, None] * stride_c + columns[None, :]
         tl.store(c_ptrs, acc.to(BF16_TYPE), mask=mask)
-
-
-BF16_TYPE = tl.constexpr(tl.bfloat16)
 
 
 @pytest.mark.parametrize("landing", ["early", "late", "random"])

@@ -6,6 +6,7 @@ import pytest
 import minitriton.language as tl
 from minitriton.ir.builder import i32_attr
 from minitriton.ir.layouts import mma_accumulator
+from minitriton.ir.mlir import ir
 from minitriton.ir.target import Target
 from minitriton.ir.tensor_map_specs import read_specs
 from minitriton.passes import tma_stores
@@ -166,6 +167,22 @@ def test_in_loops(kernel, promised, two):
     assert all(op.results[0] in ends for op in buffers)
 
 
+def test_in_a_loop_over_programs(kernel):
+    """Its iterations are as independent as programs are: no promise, no wait for what is stored."""
+    arguments = {**HALVES, "n": "i32", "PROMISED": False, "BM": 64, "BN": 64, "TWO": False}
+    kern = kernel(store_kernels.looped, **arguments, target="sm_90a")
+    module = kern.build()
+    (loop,) = ops_named(module, "scf.for")
+    loop.attributes["mt.programs"] = ir.UnitAttr.get()
+    run_pipeline(module, tile_pipeline(kern.target, PassOptions(check=True)))
+    assert is_copied(module)
+    waits = ops_named(module, "mt.tma_store_wait")
+    assert len(waits) == 2 and all("read" in op.attributes for op in waits)
+    arrays = [halves(192, 64), halves(64, 64), halves(2 * 192, 64)]
+    after, before = (kern.run(m, arrays, [3]) for m in (module, kern.build()))
+    np.testing.assert_array_equal(after[2], before[2])
+
+
 def test_a_budget_of_the_module(kernel):
     arguments = {**PLAIN, "KIND": named("box"), "BN": 128}
     kern = kernel(store_kernels.plain, **arguments, target="sm_90a")
@@ -223,4 +240,4 @@ def test_smaller_pieces_where_memory_is_short(kernel):
         tma_stores.run(module, small, PassOptions(check=True))
         (remark,) = [text for text in remarks_of(module) if "store by TMA" in text]
         sizes.append(remark.split(": ")[2])
-    assert sizes == ["1 pieces, 32768 bytes", "4 pieces, 16384 bytes"]
+    assert sizes == ["32768 bytes", "16384 bytes"]
