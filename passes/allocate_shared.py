@@ -50,11 +50,11 @@ def run(module: ir.Module, target: Target, options: PassOptions) -> None:
 
 
 def bytes_with(
-    function: ir.Operation, more: Sequence[tuple[ir.Operation, int]], alignment: int
+    function: ir.Operation, more: Sequence[tuple[ir.Operation, ir.Operation, int]], alignment: int
 ) -> int:
-    """Shared memory that the kernel will need with buffers of so many bytes while ops run."""
+    """Shared memory that the kernel will need with further buffers: (first op, last op, bytes)."""
     _, areas, points = _areas(function)
-    areas += [Area(size, *points[during], alignment) for during, size in more]
+    areas += [Area(n, points[first][0], points[last][1], alignment) for first, last, n in more]
     return _total(areas, place(areas))
 
 

@@ -4,9 +4,10 @@
     after:  buffer [slots]; for each piece of %x: tma_store_wait; barrier; local_store piece, slot;
             proxy_fence; barrier; tma_store slot, coordinates
 
-A tile that does not fit `mt.epilogue_bytes` (EPILOGUE_BYTES) goes in pieces, in turn through two
-slots; a piece is some of each thread's registers. The first wait and barrier are left out where
-the slot cannot be in use. The wait for the last piece comes after the outermost loop around.
+A tile that does not fit `mt.epilogue_bytes` (EPILOGUE_BYTES), nor memory that others have done
+with, goes in pieces, in turn through two slots; a piece is some of each thread's registers. The
+first wait and barrier are left out where the slot cannot be in use. The wait for the last piece
+comes after the outermost loop, or after the last such store of the block.
 Requires: layouts; loops are pipelined. Ensures: the same stores. Left alone are small tiles, those
 whose layout suits global memory, and, with a remark, those that no tensor map (`tensor_maps`)
 describes, whose memory others may access (`global_order`), or for which there is no room.
@@ -14,7 +15,7 @@ describes, whose memory others may access (`global_order`), or for which there i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -47,7 +48,6 @@ from minitriton.passes.traversal import Value, defining_op, int_attribute, kerne
 EPILOGUE_BYTES = 32 * 1024  # of shared memory for the tiles on their way out of a kernel
 ROOM = "mt.epilogue_bytes"  # attribute of the module that replaces EPILOGUE_BYTES
 MIN_TILE_BYTES = 4096  # below that threads have so few stores that to wait for TMA costs more
-
 MIN_ROW_BYTES = 64  # of a piece, unless the tile's rows are shorter: two sectors of memory
 
 
@@ -87,13 +87,24 @@ def run(module: ir.Module, target: Target, options: PassOptions) -> None:
     copies = _apart(module, copies, order)
     copied = [copy.store for copy in copies]
     repeated = [order.is_repeated(store, copied) for store in copied]
+    ends = [copy.loop or _last(copy.store, copied) for copy in copies]
+    buffers = []
     for copy, again in zip(copies, repeated, strict=True):
         count = copy.pieces.count
         text = f"store by TMA in {count} piece{'s' * (count > 1)}: {copy.pieces.bytes} bytes"
         add_remark(module, copy.store, text)
-        _rewrite(module, copy, analysis, repeated=again)
+        buffers.append(_rewrite(module, copy, analysis, repeated=again))
+    for end in dict.fromkeys(ends):
+        _finish(end, [buffer for buffer, own in zip(buffers, ends, strict=True) if own == end])
+    for store in copied:
+        store.erase()
     if copies:
         upstream(module, options)
+
+
+def _last(store: ir.Operation, stores: Sequence[ir.Operation]) -> ir.Operation:
+    """The last of `stores`, which are in program order, in the block of `store`."""
+    return [other for other in stores if other.block == store.block][-1]
 
 
 def _copies(module: ir.Module, analysis: AffineAnalysis, target: Target) -> list[_Copy]:
@@ -104,37 +115,42 @@ def _copies(module: ir.Module, analysis: AffineAnalysis, target: Target) -> list
     orders = {store: _order(store, analysis) for store in found}
     tiles = {store: _tile(store, order[0], facts) for store, order in orders.items()}
     gaining = [store for store, tile in tiles.items() if tile is not None]
-    taken: list[tuple[ir.Operation, int]] = []
+    taken: list[tuple[ir.Operation, ir.Operation, int]] = []
     copies = []
     for store in gaining:
         order, tile, loop = orders[store], tiles[store], outermost_loop(store)
         share = room // sum(outermost_loop(s) == loop for s in gaining) if loop else room
+        life = (loop, loop) if loop else (store, _last(store, gaining))
 
-        def has_room(size: int, during: ir.Operation = loop or store) -> bool:
-            needed = bytes_with(function, [*taken, (during, size)], ALIGNMENT)
-            return needed <= target.max_shared_bytes
+        def takes(size: int, life: tuple[ir.Operation, ir.Operation] = life) -> int:
+            return bytes_with(function, [*taken, (*life, size)], ALIGNMENT)
 
         try:
             plan = _plan(store, order, analysis, facts)
-            stmatrix = target.has("stmatrix")
-            pieces = _fitting(tile, order, share, has_room, stmatrix=stmatrix)
+            pieces = _fitting(tile, order, share, target, takes)
         except NotAffine as reason:
             _leave(module, store, str(reason))
             continue
-        taken.append((loop or store, pieces.bytes))
+        taken.append((*life, pieces.bytes))
         copies.append(_Copy(store, tile, order, plan, loop, pieces))
     return copies
 
 
 def _fitting(
-    tile: Value, order: tuple[int, ...], share: int, has_room: Callable[[int], bool], *,
-    stmatrix: bool,
+    tile: Value, order: tuple[int, ...], share: int, target: Target,
+    takes: Callable[[int], int],
 ) -> Pieces:  # fmt: skip
-    """Pieces of at most `share` bytes, smaller ones where there is no room. Raises NotAffine."""
+    """Pieces of at most `share` bytes, smaller ones where memory is short; the whole tile where it
+    finds memory that others have done with. `takes`: what the kernel needs with so many bytes for
+    the pieces. Raises NotAffine."""
     bits = bit_width(element_of(tile.type))
+    whole = prod(tile.type.shape) * bits // 8
+    if takes(whole) <= takes(0):
+        share = max(share, whole)
     while True:
+        stmatrix = target.has("stmatrix")
         pieces = pieces_of(layout_of(tile.type), order, bits, share, stmatrix=stmatrix)
-        if has_room(pieces.bytes):
+        if takes(pieces.bytes) <= target.max_shared_bytes:
             return pieces
         share = pieces.bytes // 2
 
@@ -237,8 +253,9 @@ def _slot(
     return slot if bank_conflicts(slot, part, vector, bits) == 1 else None
 
 
-def _rewrite(module: ir.Module, copy: _Copy, analysis: AffineAnalysis, *, repeated: bool) -> None:
-    """`repeated`: the kernel may have stored by TMA to the same argument before."""
+def _rewrite(module: ir.Module, copy: _Copy, analysis: AffineAnalysis, *, repeated: bool) -> Value:
+    """All but the end (`_finish`); the buffer. `repeated`: the kernel may have stored by TMA to the
+    same argument before."""
     store, pieces = copy.store, copy.pieces
     element = copy.tile.type.element_type
     spec = describe(copy.map, pieces.slot.shape, copy.order, element, analysis)
@@ -266,7 +283,7 @@ def _rewrite(module: ir.Module, copy: _Copy, analysis: AffineAnalysis, *, repeat
             step = builder.constant(corner[along].type, start)
             corner[along] = builder.op("arith.addi", step.type, [corner[along], step])
         builder.create("mt.tma_store", [], [slot, *corner], attributes)
-    _finish(copy, buffer)
+    return buffer
 
 
 def _await_slot(copy: _Copy, number: int, builder: Builder, *, repeated: bool) -> None:
@@ -304,11 +321,12 @@ def _write_piece(copy: _Copy, buffer: Value, number: int, builder: Builder) -> V
     return slot
 
 
-def _finish(copy: _Copy, buffer: Value) -> None:
-    """After the outermost loop (the last piece): the buffer's memory may serve others."""
-    store = copy.store
-    last = ir.InsertionPoint(store) if copy.loop is None else ir.InsertionPoint.after(copy.loop)
-    builder = Builder(last, store.location)
+def _finish(end: ir.Operation, buffers: Sequence[Value]) -> None:
+    """After the outermost loop `end`, or the last store of a block: the buffers' memory may serve
+    others."""
+    loop = end.name != "mt.store"
+    place = ir.InsertionPoint.after(end) if loop else ir.InsertionPoint(end)
+    builder = Builder(place, end.location)
     _wait_for_reads(0, builder)
-    builder.create("mt.local_dealloc", [], [buffer])
-    store.erase()
+    for buffer in buffers:
+        builder.create("mt.local_dealloc", [], [buffer])

@@ -32,7 +32,7 @@ MAY_SPILL = {  # test: why its kernels cannot do with 255 registers
 
 TILES_FOR = {  # targets of tests that ask for their tiles
     "test_warpgroup_tiles": ("sm_90a",),
-    "test_pieces_take_turns": ("sm_90a",),
+    "test_a_large_tile": ("sm_90a",),
     "test_epilogues_again_and_again": ("sm_90a",),
 }
 

@@ -120,14 +120,14 @@ def test_sizes(device, shape, blocks, options, boxes, dtype):
 
 
 @pytest.mark.parametrize("landing", ["early", "late", "random"])
-def test_pieces_take_turns(device, landing, monkeypatch):
+def test_a_large_tile(device, landing, monkeypatch):
     monkeypatch.setenv("MINITRITON_LANDING", landing)
     a, b = operands(device, 250, 297, 96)
     c, whole = result(device, 250, 297)
     compiled = run(a, b, c, (128, 256, 64), num_warps=8)
     check(a, b, c, whole)
     assert stored(compiled) == 4 and not threads_store(compiled)
-    assert "cp.async.bulk.wait_group.read 1" in compiled.asm["ptx"]
+    assert compiled.asm["ptx"].count("cp.async.bulk.commit_group") == 1  # in the loop's memory
 
 
 @pytest.mark.parametrize(("rows", "dtype"), [(200, BF16), (208, torch.float32)], ids=str)
@@ -241,6 +241,8 @@ def test_epilogues_again_and_again(device, landing, blocks, warps, monkeypatch):
         )  # fmt: skip
         check(a, b, c, whole)
         assert bool(stored(compiled)) == promised
+        in_turn = "cp.async.bulk.wait_group.read 1" in compiled.asm["ptx"]
+        assert in_turn == (promised and blocks[1] == 256)
     remarks = compiled.metadata["remarks"]
     assert "store not by TMA: a later load may read what it stores" in remarks
 

@@ -90,3 +90,14 @@ def looped(
         tl.store(c + at, acc.to(tl.float16))
         if TWO:
             tl.store(c + n * BM * BN + at, (acc * 2).to(tl.float16))
+
+
+def pipelined(a, b, c, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    """One tile of C = A B, by a loop over K."""
+    rm, rn, rk = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BK)
+    acc = tl.zeros((BM, BN), tl.float32)
+    for k in range(0, K, BK):
+        x = tl.load(a + rm[:, None] * K + k + rk[None, :])
+        y = tl.load(b + (k + rk)[:, None] * BN + rn[None, :])
+        acc = tl.dot(x, y, acc)
+    tl.store(c + rm[:, None] * BN + rn[None, :], acc.to(tl.float16))

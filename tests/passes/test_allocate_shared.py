@@ -72,7 +72,7 @@ def test_what_one_more_buffer_would_take():
             op for op in walk(kernel_of(module)) if op.name.startswith("mt.")
         ]
         needed = [
-            bytes_with(kernel_of(module), [(op, 1000)] * times, 1024)
+            bytes_with(kernel_of(module), [(op, op, 1000)] * times, 1024)
             for op, times in ((first, 0), (first, 1), (second, 1), (last, 1), (barrier, 2))
         ]
     assert needed == [512, 1280, 1536, 1280, 2032]

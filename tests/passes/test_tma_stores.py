@@ -15,7 +15,7 @@ from minitriton.passes.remarks import remarks_of
 from minitriton.passes.tensor_maps import NotAffine
 from minitriton.passes.tile_pass import PassOptions
 from minitriton.passes.tma_stores import pieces_of
-from minitriton.passes.traversal import kernel_of, walk
+from minitriton.passes.traversal import int_attribute, kernel_of, walk
 from tests.passes import store_kernels
 
 RNG = np.random.default_rng(12)
@@ -184,14 +184,40 @@ def test_in_a_loop_over_programs(kernel):
 
 
 def test_a_budget_of_the_module(kernel):
-    arguments = {**PLAIN, "KIND": named("box"), "BN": 128}
-    kern = kernel(store_kernels.plain, **arguments, target="sm_90a")
+    """In a loop, where no memory is free."""
+    arguments = {**HALVES, "n": "i32", "PROMISED": True, "BM": 64, "BN": 128, "TWO": False}
+    kern = kernel(store_kernels.looped, **arguments, target="sm_90a")
     for room, count in ((16384, 1), (16383, 4), (8192, 4), (8191, 0)):
         module = kern.build()
         module.operation.attributes["mt.epilogue_bytes"] = i32_attr(room)
         run_pipeline(module, tile_pipeline(kern.target, PassOptions(check=True)))
         assert len(ops_named(module, "mt.tma_store")) == count
         assert count or reasons(module) == ["its pieces do not fit 8191 bytes of shared memory"]
+
+
+def test_memory_that_a_loop_has_done_with(kernel):
+    """The tile goes as a whole where that takes no more memory than the loop did."""
+    arguments = {**HALVES, "K": "i32:16", "BM": 128, "BN": 256}
+    for block, pieces, size in ((64, 1, 65536), (16, 4, 32768)):
+        kern = kernel(
+            store_kernels.pipelined, **arguments, BK=block, target="sm_90a", num_warps=8
+        )  # fmt: skip
+        module = kern.compile()
+        assert len(ops_named(module, "mt.tma_store")) == pieces
+        assert f": {size} bytes" in remarks_of(module)[-1]
+    arrays = [halves(128, 48), halves(48, 256), halves(128, 256)]
+    kern.check(arrays, [48])
+
+
+def test_stores_of_one_block_are_awaited_together(kernel):
+    arguments = {**HALVES, "d": "*i32", "n": "i32", "KIND": named("twice"), "target": "sm_90a"}
+    module = kernel(store_kernels.others, **arguments).compile()
+    names = [op.name for op in walk(kernel_of(module))]
+    last = len(names) - names[::-1].index("mt.tma_store")
+    wait = last + names[last:].index("mt.tma_store_wait")
+    assert names[wait + 1 : wait + 3] == ["mt.local_dealloc"] * 2
+    offsets = [int_attribute(op, "mt.offset") for op in ops_named(module, "mt.local_alloc")]
+    assert len(set(offsets)) == 2
 
 
 WIDE = mma_accumulator((128, 256), (8, 1))
