@@ -11,7 +11,7 @@ from collections.abc import Collection
 from minitriton.ir.dialect import PtrType, element_of
 from minitriton.ir.mlir import ir
 from minitriton.ir.tensor_map_specs import read_specs
-from minitriton.passes.op_classes import LOOPS
+from minitriton.passes.op_classes import LOOPS, MEMORY_ACCESS
 from minitriton.passes.traversal import Value, defining_op, int_attribute, kernel_of, walk
 
 PROGRAMS = "mt.programs"
@@ -24,9 +24,10 @@ _ATOMICS = frozenset(("mt.atomic_rmw", "mt.atomic_cas"))
 def base_of(pointer: Value, entry: ir.Block) -> int | None:
     """Number of the kernel's argument that `pointer` is an offset from; None if unknown."""
     while (maker := defining_op(pointer)) is not None:
-        if not len(maker.operands) or not isinstance(element_of(maker.operands[0].type), PtrType):
+        pointers = [v for v in maker.operands if isinstance(element_of(v.type), PtrType)]
+        if len(pointers) != 1 or maker.name in MEMORY_ACCESS:
             return None
-        pointer = maker.operands[0]
+        (pointer,) = pointers
     argument = ir.BlockArgument(pointer)
     return argument.arg_number if argument.owner == entry else None
 
