@@ -15,6 +15,7 @@ describes, whose memory others may access (`global_order`), or for which there i
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -115,11 +116,13 @@ def _copies(module: ir.Module, analysis: AffineAnalysis, target: Target) -> list
     orders = {store: _order(store, analysis) for store in found}
     tiles = {store: _tile(store, order[0], facts) for store, order in orders.items()}
     gaining = [store for store, tile in tiles.items() if tile is not None]
+    loops = {store: outermost_loop(store) for store in gaining}
+    counts = Counter(loop for loop in loops.values() if loop is not None)
     taken: list[tuple[ir.Operation, ir.Operation, int]] = []
     copies = []
     for store in gaining:
-        order, tile, loop = orders[store], tiles[store], outermost_loop(store)
-        share = room // sum(outermost_loop(s) == loop for s in gaining) if loop else room
+        order, tile, loop = orders[store], tiles[store], loops[store]
+        share = room if loop is None else room // counts[loop]
         life = (loop, loop) if loop else (store, _last(store, gaining))
 
         def takes(size: int, life: tuple[ir.Operation, ir.Operation] = life) -> int:

@@ -78,10 +78,12 @@ def others(a, b, c, d, n, KIND: tl.constexpr):
 
 
 def looped(
-    a, b, c, n, PROMISED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, TWO: tl.constexpr
+    a, b, c, n, PROMISED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, TWO: tl.constexpr,
+    LAST: tl.constexpr = False,
 ):  # fmt: skip
-    """Tiles in a loop; TWO: each is stored twice, to C and further on."""
+    """Tiles in a loop; TWO: each is stored twice, to C and further on; LAST: and a sum after it."""
     rm, rn, rk = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, K)
+    total = tl.zeros((BM, BN), tl.float32)
     for tile in tl.range(0, n, num_stages=3 if PROMISED else None):
         x = tl.load(a + (tile * BM + rm)[:, None] * K + rk[None, :])
         y = tl.load(b + rk[:, None] * BN + rn[None, :])
@@ -90,6 +92,10 @@ def looped(
         tl.store(c + at, acc.to(tl.float16))
         if TWO:
             tl.store(c + n * BM * BN + at, (acc * 2).to(tl.float16))
+        total += acc
+    if LAST:
+        at = (n * BM + rm)[:, None] * BN + rn[None, :]
+        tl.store(c + at, total.to(tl.float16))
 
 
 def pipelined(a, b, c, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):

@@ -149,7 +149,15 @@ def test_what_others_do_to_memory(kernel, kind, reason):
 
 @pytest.mark.parametrize(("promised", "two"), [(True, False), (True, True), (False, False)])
 def test_in_loops(kernel, promised, two):
-    arguments = {**HALVES, "n": "i32", "PROMISED": promised, "BM": 128, "BN": 128, "TWO": two}
+    arguments = {
+        **HALVES,
+        "n": "i32",
+        "PROMISED": promised,
+        "BM": 128,
+        "BN": 128,
+        "TWO": two,
+        "LAST": False,
+    }
     arrays = [halves(384, 64), halves(64, 128), halves(2 * 384, 128)]
     kern = kernel(store_kernels.looped, **arguments, target="sm_90a", num_warps=8)
     module = kern.check(arrays, [3])
@@ -167,9 +175,35 @@ def test_in_loops(kernel, promised, two):
     assert all(op.results[0] in ends for op in buffers)
 
 
+def test_in_a_loop_and_after_it(kernel):
+    arguments = {
+        **HALVES,
+        "n": "i32",
+        "PROMISED": True,
+        "BM": 64,
+        "BN": 64,
+        "TWO": False,
+        "LAST": False,
+    }
+    kern = kernel(store_kernels.looped, **{**arguments, "LAST": True}, target="sm_90a")
+    arrays = [halves(128, 64), halves(64, 64), halves(192, 64)]
+    module = kern.check(arrays, [2])
+    assert is_copied(module) and len(ops_named(module, "mt.tma_store")) == 2
+    whole = [op for op in ops_named(module, "mt.tma_store_wait") if "read" not in op.attributes]
+    assert len(whole) == 2  # each comes after others to the same argument
+
+
 def test_in_a_loop_over_programs(kernel):
     """Its iterations are as independent as programs are: no promise, no wait for what is stored."""
-    arguments = {**HALVES, "n": "i32", "PROMISED": False, "BM": 64, "BN": 64, "TWO": False}
+    arguments = {
+        **HALVES,
+        "n": "i32",
+        "PROMISED": False,
+        "BM": 64,
+        "BN": 64,
+        "TWO": False,
+        "LAST": False,
+    }
     kern = kernel(store_kernels.looped, **arguments, target="sm_90a")
     module = kern.build()
     (loop,) = ops_named(module, "scf.for")
@@ -185,7 +219,15 @@ def test_in_a_loop_over_programs(kernel):
 
 def test_a_budget_of_the_module(kernel):
     """In a loop, where no memory is free."""
-    arguments = {**HALVES, "n": "i32", "PROMISED": True, "BM": 64, "BN": 128, "TWO": False}
+    arguments = {
+        **HALVES,
+        "n": "i32",
+        "PROMISED": True,
+        "BM": 64,
+        "BN": 128,
+        "TWO": False,
+        "LAST": False,
+    }
     kern = kernel(store_kernels.looped, **arguments, target="sm_90a")
     for room, count in ((16384, 1), (16383, 4), (8192, 4), (8191, 0)):
         module = kern.build()
@@ -252,7 +294,15 @@ def test_no_pieces(bits, room, reason):
 
 def test_smaller_pieces_where_memory_is_short(kernel):
     """The loop's buffers leave less than the budget."""
-    arguments = {**HALVES, "n": "i32", "PROMISED": True, "BM": 128, "BN": 128, "TWO": False}
+    arguments = {
+        **HALVES,
+        "n": "i32",
+        "PROMISED": True,
+        "BM": 128,
+        "BN": 128,
+        "TWO": False,
+        "LAST": False,
+    }
     kern = kernel(store_kernels.looped, **arguments, target="sm_90a", num_warps=8)
     sizes = []
     for spare in (0, 1 << 14):
