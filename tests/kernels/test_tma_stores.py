@@ -247,6 +247,21 @@ def test_epilogues_again_and_again(device, landing, blocks, warps, monkeypatch):
     assert "store not by TMA: a later load may read what it stores" in remarks
 
 
+def test_runs_are_bitwise_equal(device):
+    """On a GPU a race would show as a run that differs."""
+    size, repeats = (1024, 400) if device == "cuda" else (160, 2)
+    a, b = operands(device, size, size, size)
+    c, whole = result(device, size, size)
+    arguments = (a, b, c, size, size, size, *[size] * 3, 64, 128, 64, True)
+    tiles_kernel[(7,)](*arguments)
+    first = c.clone()
+    for _ in range(repeats):
+        whole.fill_(float("nan"))
+        tiles_kernel[(7,)](*arguments)
+        assert torch.equal(c, first)
+    check(a, b, c)
+
+
 @triton.jit
 def batch_kernel(
     a_ptr, b_ptr, c_ptr, M, N, batch_a, batch_b, batch_c, BM: tl.constexpr, BN: tl.constexpr,
