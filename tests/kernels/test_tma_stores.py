@@ -247,6 +247,37 @@ def test_epilogues_again_and_again(device, landing, blocks, warps, monkeypatch):
     assert "store not by TMA: a later load may read what it stores" in remarks
 
 
+@triton.jit
+def several_kernel(
+    a_ptr, b_ptr, c_ptr, d_ptr, sums_ptr, M, N, K, stride_a, stride_b, stride_c,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """C = A B, D = 2 C, and then sums of columns, which warps add up in shared memory."""
+    rows, columns = tl.arange(0, BM), tl.program_id(0) * BN + tl.arange(0, BN)
+    acc = product(a_ptr, b_ptr, rows, columns, K, stride_a, stride_b, BM, BN, BK, M, N)
+    mask = (rows[:, None] < M) & (columns[None, :] < N)
+    at = rows[:, None] * stride_c + columns[None, :]
+    tl.store(c_ptr + at, acc.to(BF16_TYPE), mask=mask)
+    tl.store(d_ptr + at, (acc * 2).to(BF16_TYPE), mask=mask)
+    sums = tl.sum(tl.where(mask, acc, 0.0), 0)
+    tl.store(sums_ptr + columns, sums, mask=columns < N)
+
+
+@pytest.mark.parametrize("landing", ["early", "late", "random"])
+def test_several_stores_and_then_scratch(device, landing, monkeypatch):
+    monkeypatch.setenv("MINITRITON_LANDING", landing)
+    a, b = operands(device, 60, 200, 80)
+    (c, whole), (d, other) = result(device, 60, 200), result(device, 60, 200)
+    sums = torch.full((200,), float("nan"), device=device)
+    compiled = several_kernel[(2,)](
+        a, b, c, d, sums, 60, 200, 80, a.stride(0), b.stride(0), c.stride(0), 64, 128, 32
+    )
+    check(a, b, c, whole)
+    check(a, b, d, other, 2 * (a.double() @ b.double()))
+    assert (sums.double() - (a.double() @ b.double()).sum(0)).abs().max() < 1e-2
+    assert stored(compiled) == 4
+
+
 def test_runs_are_bitwise_equal(device):
     """On a GPU a race would show as a run that differs."""
     size, repeats = (1024, 400) if device == "cuda" else (160, 2)
