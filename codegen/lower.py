@@ -7,6 +7,7 @@ methods that `Lowering` inherits, and records the result with `Lowering.set`.
 
 from __future__ import annotations
 
+import enum
 import functools
 import importlib
 from collections.abc import Callable, Sequence
@@ -23,12 +24,16 @@ from minitriton.ir.linear_layout import LinearLayout
 from minitriton.ir.mlir import ir
 from minitriton.ir.target import Target
 from minitriton.ir.tensor_map_specs import read_specs
+from minitriton.ir.warp_roles import PRODUCER, producer_of
 
 SHARED_SYMBOL = "smem"
 SHARED_ALIGNMENT = 16
+REGISTERS = 1 << 16  # of an SM
+CONSUMER_BARRIER = 1  # its number; 0 is that of all warps
 FAMILIES = (
     "elementwise", "math", "casts", "memory", "atomics", "program", "debug", "control_flow",
     "shape", "shared", "convert", "reduce", "scan", "dot", "async_copy", "warpgroup", "tma",
+    "warp_split",
 )  # fmt: skip
 Rule = Callable[["Lowering", ir.Operation], None]
 Lowered: TypeAlias = Tile | ir.Value
@@ -48,6 +53,14 @@ def rules() -> dict[str, Rule]:
     for family in FAMILIES:
         merged.update(importlib.import_module(f"minitriton.codegen.{family}").RULES)
     return merged
+
+
+class Role(enum.Enum):
+    """For whom code is being emitted."""
+
+    ALL = "all warps"
+    PRODUCER = "one thread of the producer warps"
+    CONSUMERS = "the warps that hold tiles"
 
 
 class Lowering(Emitter):
@@ -71,7 +84,11 @@ class Lowering(Emitter):
         self.kernel = kernel
         self.target = target
         self.options = options
-        self.num_warps = num_warps
+        self.num_warps = num_warps  # that hold tiles
+        self.producer_warps = 0  # beside them
+        self.producer: ir.Operation | None = None  # function of their own
+        self.role = Role.ALL
+        self.grid_sizes: list[ir.Value] = []  # parameters of a persistent kernel
         self.axis = axis
         self.tensor_maps: list[dict[str, Any]] = []  # as the launcher makes them (ir)
         self.map_pointers: list[ir.Value] = []  # the parameters that hold them
@@ -160,8 +177,8 @@ class Lowering(Emitter):
 
     @property
     def thread_id(self) -> ir.Value:
-        """i32, 0 .. 32 * num_warps - 1."""
-        threads = 32 * self.num_warps
+        """i32; those of producer warps come last."""
+        threads = 32 * (self.num_warps + self.producer_warps)
         return self.once(
             "thread",
             lambda: self.op(
@@ -180,13 +197,15 @@ class Lowering(Emitter):
     @property
     def warp_id(self) -> ir.Value:
         """i32, 0 .. num_warps - 1."""
-        if self.num_warps == 1:
+        if self.num_warps + self.producer_warps == 1:
             return self.int32(0)
         return self.once("warp", lambda: self.shr(self.thread_id, 5))
 
     @property
     def is_first_thread(self) -> ir.Value:
         """i1: this is thread 0 of the CTA, which does what must happen once."""
+        if self.role is Role.PRODUCER:
+            return self.constant(self.i1, 1)
         return self.once("first", lambda: self.compare("eq", self.thread_id, 0))
 
     def owns_elements(self, layout: LinearLayout) -> ir.Value | None:
@@ -252,10 +271,15 @@ class Lowering(Emitter):
         return self.shared_at(ir.IntegerAttr(op.attributes["mt.offset"]).value)
 
     def barrier(self) -> None:
-        """All threads of the CTA meet; memory written before is visible after."""
+        """All threads of the role meet; memory written before is visible after."""
+        operands = []
+        if self.role is Role.CONSUMERS:  # a barrier of their own: the producer has left them
+            operands = [self.int32(CONSUMER_BARRIER), self.int32(32 * self.num_warps)]
+        groups = [1, 1, 0] if operands else [0, 0, 0]
         self.create(
-            "nvvm.barrier", (), (), {"operandSegmentSizes": ir.DenseI32ArrayAttr.get([0, 0, 0])}
-        )
+            "nvvm.barrier", (), operands,
+            {"operandSegmentSizes": ir.DenseI32ArrayAttr.get(groups)},
+        )  # fmt: skip
 
     def meet(self) -> None:
         """A barrier before anything that the current rule does; none if one came just before."""
@@ -278,13 +302,21 @@ class Lowering(Emitter):
 
     def lower_block(self, block: ir.Block) -> ir.Operation:
         """Lowers all ops but the terminator, which is returned."""
-        self._marker, self._just_met = None, False
         ops = [op.operation for op in block.operations]
-        for op in ops[:-1]:
-            self.lower(op)
-        self._marker, self._just_met = None, False
+        self.lower_ops(ops[:-1])
         self.builder.loc = ops[-1].location
         return ops[-1]
+
+    def lower_ops(self, ops: Sequence[ir.Operation]) -> None:
+        """Lowers ops of one block, in order; where warps part, each kind its own."""
+        self._marker, self._just_met = None, False
+        for op in ops:
+            if self.role is Role.CONSUMERS and PRODUCER in op.attributes:
+                continue
+            self.lower(op)
+            if op.name == "mt.split_warps":  # its rule lowers what follows
+                break
+        self._marker, self._just_met = None, False
 
     def inline(self, block: ir.Block, arguments: Sequence[Lowered]) -> list[Lowered]:
         """Emits a copy of `block` here with its arguments bound; what its terminator yields."""
@@ -320,16 +352,27 @@ def lower_to_gpu(
     function = _kernel_of(module)
     top = module.operation
     num_warps = integer_attribute(top, "mt.num_warps", 4)
-    result, kernel = _skeleton(function, top, target, num_warps)
+    split = next((op for op in _body_of(function) if op.name == "mt.split_warps"), None)
+    producers = integer_attribute(split, "producers") if split is not None else 0
+    result, kernel = _skeleton(function, top, target, num_warps, producers)
     lowering = Lowering(function, kernel, target, options, num_warps, analyse(function))
-    body, parameters = function.regions[0].blocks[0], list(kernel.regions[0].blocks[0].arguments)
+    lowering.producer_warps, lowering.producer = producers, producer_of(module)
+    parameters = list(kernel.regions[0].blocks[0].arguments)
+    body = function.regions[0].blocks[0]
+    own = len(body.arguments)
+    if "mt.persistent" in top.attributes:
+        lowering.grid_sizes, own = parameters[own : own + 3], own + 3
     lowering.tensor_maps = read_specs(top)
-    lowering.map_pointers = parameters[len(body.arguments) :]
+    lowering.map_pointers = parameters[own:]
     for parameter, argument in zip(body.arguments, parameters, strict=False):
         lowering.set(parameter, argument)
     lowering.lower_block(body)
     lowering.finish()
     return result
+
+
+def _body_of(function: ir.Operation) -> list[ir.Operation]:
+    return [view.operation for view in function.regions[0].blocks[0].operations]
 
 
 def _kernel_of(module: ir.Module) -> ir.Operation:
@@ -340,9 +383,10 @@ def _kernel_of(module: ir.Module) -> ir.Operation:
 
 
 def _skeleton(
-    function: ir.Operation, top: ir.Operation, target: Target, num_warps: int
+    function: ir.Operation, top: ir.Operation, target: Target, num_warps: int, producers: int
 ) -> tuple[ir.Module, ir.Operation]:
     """Module, gpu.module, shared-memory symbol and the empty kernel."""
+    warps = num_warps + producers
     alignment = integer_attribute(top, "mt.shared_alignment", SHARED_ALIGNMENT)
     module = ir.Module.parse(
         f"""module attributes {{gpu.container_module}} {{
@@ -359,6 +403,9 @@ def _skeleton(
     arguments = [carried(argument.type) for argument in body.arguments]
     maps = len(read_specs(top))
     own = len(arguments)
+    if "mt.persistent" in top.attributes:
+        arguments += [ir.IntegerType.get_signless(32)] * 3
+        own += 3
     arguments += [type_named("!llvm.ptr")] * maps
     signature = f"!llvm.func<void ({', '.join(_in_signature(t) for t in arguments)})>"
     attributes = {
@@ -370,7 +417,7 @@ def _skeleton(
         "unnamed_addr": ir.IntegerAttr.get(ir.IntegerType.get_signless(64), 0),
         "gpu.kernel": ir.UnitAttr.get(),
         "nvvm.kernel": ir.UnitAttr.get(),
-        "nvvm.reqntid": ir.DenseI32ArrayAttr.get([32 * num_warps, 1, 1]),
+        "nvvm.reqntid": ir.DenseI32ArrayAttr.get([32 * warps, 1, 1]),
     }
     if maps:  # parameters of 128 bytes that the kernel reads where they are
         by_value = attribute(
@@ -379,6 +426,8 @@ def _skeleton(
         attributes["arg_attrs"] = ir.ArrayAttr.get([attribute("{}")] * own + [by_value] * maps)
     if "mt.maxnreg" in top.attributes:
         attributes["nvvm.maxnreg"] = i32_attr(integer_attribute(top, "mt.maxnreg"))
+    elif producers:  # ptxas must know from what setmaxnreg starts
+        attributes["nvvm.maxnreg"] = i32_attr(REGISTERS // (32 * warps) // 8 * 8)
     kernel = ir.Operation.create(
         "llvm.func",
         [],

@@ -12,15 +12,30 @@ if TYPE_CHECKING:
 
 
 def _special_register(name: str) -> Callable[[Lowering, ir.Operation], None]:
+    """Of the op's axis; x for those that have none."""
+
     def lower(lowering: Lowering, op: ir.Operation) -> None:
-        axis = "xyz"[ir.IntegerAttr(op.attributes["axis"]).value]
-        register = f"nvvm.read.ptx.sreg.{name}.{axis}"
+        axis = ir.IntegerAttr(op.attributes["axis"]).value if "axis" in op.attributes else 0
+        register = f"nvvm.read.ptx.sreg.{name}.{'xyz'[axis]}"
         lowering.set(
             op.results[0], lowering.once(register, lambda: lowering.op(register, lowering.i32))
         )
         lowering.keep_lazy()
 
     return lower
+
+
+_launched = _special_register("nctaid")
+
+
+def _num_programs(lowering: Lowering, op: ir.Operation) -> None:
+    """A parameter in a persistent kernel, of which fewer CTAs are launched."""
+    if not lowering.grid_sizes:
+        _launched(lowering, op)
+        return
+    axis = ir.IntegerAttr(op.attributes["axis"]).value
+    lowering.set(op.results[0], lowering.grid_sizes[axis])
+    lowering.keep_lazy()
 
 
 def _hint(lowering: Lowering, op: ir.Operation) -> None:
@@ -43,7 +58,9 @@ def _barrier(lowering: Lowering, op: ir.Operation) -> None:
 
 RULES = {
     "mt.program_id": _special_register("ctaid"),
-    "mt.num_programs": _special_register("nctaid"),
+    "mt.num_programs": _num_programs,
+    "mt.cta_id": _special_register("ctaid"),
+    "mt.cta_count": _launched,
     "mt.hint": _hint,
     "mt.assume": _assume,
     "mt.barrier": _barrier,

@@ -89,7 +89,8 @@ def _corners(tile: list[int], box: list[int], inner: int) -> list[list[int]]:
 
 
 def lower_mbarrier_init(lowering: Lowering, op: ir.Operation) -> None:
-    _each_barrier(lowering, op, "mbarrier.init.shared::cta.b64 [$1], 1;")
+    count = integer_attribute(op, "count")
+    _each_barrier(lowering, op, f"mbarrier.init.shared::cta.b64 [$1], {count};")
     lowering.asm("fence.mbarrier_init.release.cluster;", "~{memory}", [])
 
 

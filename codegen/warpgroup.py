@@ -102,7 +102,7 @@ class _Operand:
         self.transposed = int(not found.k_major)
         address = shared_word(lowering, lowering.scalar(buffer))
         if op_index == 0 and lowering.num_warps > 4:
-            offset = lowering.mul(_warpgroup(lowering), found.offset(ROWS, 0))
+            offset = lowering.mul(warpgroup(lowering), found.offset(ROWS, 0))
             address = lowering.add(address, offset)
         unit = lowering.shr(lowering.and_(address, ADDRESS_MASK), 4)
         wide = lowering.op("arith.extui", lowering.i64, (unit,))
@@ -128,7 +128,7 @@ def _signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
 
-def _warpgroup(lowering: Lowering) -> ir.Value:
+def warpgroup(lowering: Lowering) -> ir.Value:
     """i32 number of this thread's warpgroup, in a form that ptxas knows to be uniform."""
     return lowering.once(
         "warpgroup",

@@ -67,9 +67,7 @@ def _instruction(name: str, operation: str, description: str) -> Callable[[Any],
 fast_tanhf = _instruction(
     "fast_tanhf", "mt.tanh_approx", "Hyperbolic tangent (relative error up to 2^-11)"
 )
-fast_exp2f = _instruction(
-    "fast_exp2f", "mt.exp2_approx", "2 to the power of x (subnormal results become zero)"
-)
+fast_exp2f = exp2
 
 
 @builtin

@@ -353,6 +353,9 @@ RULES: dict[str, Rule] = {
     "mt.mem_trans": lambda p, op, v: [v[0].transpose(_order(op))],
     "mt.program_id": lambda p, op, v: [np.int32(p.ids[_integer(op, "axis")])],
     "mt.num_programs": lambda p, op, v: [np.int32(p.grid[_integer(op, "axis")])],
+    "mt.cta_id": lambda p, op, v: [
+        np.int32(p.ids[0] + p.grid[0] * (p.ids[1] + p.grid[1] * p.ids[2]))],
+    "mt.cta_count": lambda p, op, v: [np.int32(np.prod(p.grid))],
     "mt.make_range": lambda p, op, v: [
         np.arange(_integer(op, "start"), _integer(op, "end"), dtype=np.int32)],
     "mt.expand_dims": lambda p, op, v: [np.expand_dims(v[0], _integer(op, "axis"))],
@@ -373,6 +376,8 @@ RULES: dict[str, Rule] = {
     "mt.tma_store": _tma_store, "mt.tma_store_wait": _nothing,
     "mt.tma_copy": _tma_copy, "mt.mbarrier_init": _nothing, "mt.mbarrier_inval": _nothing,
     "mt.mbarrier_expect": _nothing, "mt.mbarrier_wait": _nothing,
+    "mt.mbarrier_arrive": _nothing, "mt.split_warps": _nothing,
+    "mt.turn_wait": _nothing, "mt.turn_pass": _nothing,
     "mt.proxy_fence": _nothing, "mt.warpgroup_wait": _nothing,
 }  # fmt: skip
 TERMINATORS = frozenset({"scf.yield", "scf.condition", "mt.yield", "func.return"})

@@ -162,7 +162,7 @@ UNARY: dict[str, Callable[[np.ndarray], Any]] = {
     "arith.negf": np.negative, "math.absf": np.abs, "math.absi": np.abs,
     "math.exp": np.exp, "math.exp2": np.exp2, "math.log": np.log, "math.log2": np.log2,
     "math.sin": np.sin, "math.cos": np.cos, "math.tan": np.tan, "math.tanh": np.tanh,
-    "mt.tanh_approx": np.tanh, "mt.exp2_approx": np.exp2,
+    "mt.tanh_approx": np.tanh,
     "math.sqrt": np.sqrt, "math.rsqrt": lambda x: 1 / np.sqrt(x),
     "math.floor": np.floor, "math.ceil": np.ceil, "math.round": np.round,
     "math.roundeven": np.rint, "math.trunc": np.trunc, "math.expm1": np.expm1,

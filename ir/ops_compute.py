@@ -73,13 +73,6 @@ class TanhApproxOp(MT.Operation, name="tanh_approx"):
     result: Result[Any]
 
 
-class Exp2ApproxOp(MT.Operation, name="exp2_approx"):
-    """2 to the power of f32 by one instruction; subnormal numbers count as zero."""
-
-    value: Operand[Any]
-    result: Result[Any]
-
-
 class PreciseOp(MT.Operation, name="precise"):
     """IEEE round-to-nearest form of `function`: "div" (two operands) or "sqrt" (one); f32."""
 
@@ -174,7 +167,7 @@ class YieldOp(MT.Operation, name="yield", traits=[ir.IsTerminatorTrait]):
 
 
 PURE = (
-    AddPtrOp, PtrToIntOp, IntToPtrOp, PtrCastOp, FpCastOp, MulHiOp, TanhApproxOp, Exp2ApproxOp,
+    AddPtrOp, PtrToIntOp, IntToPtrOp, PtrCastOp, FpCastOp, MulHiOp, TanhApproxOp,
     PreciseOp,
     DotOp, ReduceOp, ScanOp,
 )  # fmt: skip

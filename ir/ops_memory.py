@@ -185,9 +185,10 @@ class TmaStoreWaitOp(MT.Operation, name="tma_store_wait"):
 
 
 class MbarrierInitOp(MT.Operation, name="mbarrier_init"):
-    """Makes the slots of an i64 buffer barriers of one arrival each (thread 0; no CTA barrier)."""
+    """Makes the slots of an i64 buffer barriers of `count` arrivals (thread 0; no CTA barrier)."""
 
     barriers: Operand[Any]
+    count: ir.IntegerAttr
 
 
 class MbarrierInvalOp(MT.Operation, name="mbarrier_inval"):
@@ -211,6 +212,13 @@ class MbarrierWaitOp(MT.Operation, name="mbarrier_wait"):
     parity: Operand[Any]
 
 
+class MbarrierArriveOp(MT.Operation, name="mbarrier_arrive"):
+    """Each warp arrives once, after all its lanes came here; not where `runs` (i1) is false."""
+
+    barrier: Operand[Any]
+    runs: Operand[Any]
+
+
 class ProxyFenceOp(MT.Operation, name="proxy_fence"):
     """What this thread wrote to shared memory is visible to wgmma after the next barrier."""
 
@@ -225,7 +233,6 @@ PURE = (MemIndexOp, MemTransOp)
 OPS = (
     LoadOp, StoreOp, AtomicRmwOp, AtomicCasOp, LocalAllocOp, LocalDeallocOp, LocalStoreOp,
     LocalLoadOp, *PURE, AsyncCopyOp, AsyncCommitOp, AsyncWaitOp,
-    TmaCopyOp, TmaStoreOp, TmaStoreWaitOp,
-    MbarrierInitOp, MbarrierInvalOp, MbarrierExpectOp, MbarrierWaitOp,
-    ProxyFenceOp, WarpgroupWaitOp,
+    TmaCopyOp, TmaStoreOp, TmaStoreWaitOp, MbarrierInitOp, MbarrierInvalOp, MbarrierExpectOp,
+    MbarrierWaitOp, MbarrierArriveOp, ProxyFenceOp, WarpgroupWaitOp,
 )  # fmt: skip

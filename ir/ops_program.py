@@ -23,6 +23,34 @@ class NumProgramsOp(MT.Operation, name="num_programs"):
     result: Result[Any]
 
 
+class CtaIdOp(MT.Operation, name="cta_id"):
+    """Index of this CTA among those launched: i32. Persistent kernels run several programs each."""
+
+    result: Result[Any]
+
+
+class CtaCountOp(MT.Operation, name="cta_count"):
+    """How many CTAs of a persistent kernel were launched: i32."""
+
+    result: Result[Any]
+
+
+class SplitWarpsOp(MT.Operation, name="split_warps"):
+    """From here on `producers` further warps run the ops marked mt.producer, and what those need;
+    the others run the rest. A barrier after it is one of the others alone."""
+
+    producers: ir.IntegerAttr
+
+
+class TurnWaitOp(MT.Operation, name="turn_wait"):
+    """Waits until the other of two warpgroups has passed the turn to multiply. With `mt.group`, a
+    number, only that warpgroup does."""
+
+
+class TurnPassOp(MT.Operation, name="turn_pass"):
+    """Passes the turn to the other of two warpgroups. With `mt.group` only that one does."""
+
+
 class HintOp(MT.Operation, name="hint"):
     """Its operand, with promises for axis analysis in `divisibility`, `contiguity`, `constancy`.
 
@@ -60,5 +88,5 @@ class PrintOp(MT.Operation, name="print"):
     __annotations__ = separate("value", Sequence[Operand[Any]]) | {"prefix": ir.StringAttr}
 
 
-PURE = (ProgramIdOp, NumProgramsOp, HintOp)
-OPS = (*PURE, AssumeOp, BarrierOp, AssertOp, PrintOp)
+PURE = (ProgramIdOp, NumProgramsOp, CtaIdOp, CtaCountOp, HintOp)
+OPS = (*PURE, SplitWarpsOp, TurnWaitOp, TurnPassOp, AssumeOp, BarrierOp, AssertOp, PrintOp)

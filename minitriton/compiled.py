@@ -73,7 +73,8 @@ class CompiledKernel:
     @property
     def num_warps(self) -> int:
         """Warps of a CTA as launched, producers of a specialised kernel included."""
-        return int(self.metadata.get("num_warps", self.spec.num_warps))
+        own = int(self.metadata.get("num_warps", self.spec.num_warps))
+        return own + int(self.metadata.get("producer_warps", 0))
 
     @property
     def shared(self) -> int:
@@ -106,6 +107,11 @@ class CompiledKernel:
     def parameter_dtypes(self) -> list[str]:
         """Types of the compiled function's parameters: scalar names, or POINTER."""
         return [POINTER if p.kind == "pointer" else p.dtype for p in self.spec.runtime_params()]
+
+    @property
+    def persistent(self) -> bool:
+        """Whether a CTA runs several programs; the grid's sizes are passed after the parameters."""
+        return bool(self.metadata.get("persistent", False))
 
     @functools.cached_property
     def tensor_maps(self) -> list[dict[str, Any]]:

@@ -66,7 +66,10 @@ def standard_stages(settings: options.Options | None = None, *, check: bool = Fa
     def run(module: Any, passes: Sequence[Any], done: Observer) -> None:
         run_pipeline(module, passes, lambda index, name, after, seconds: done(name, after))
 
-    chosen = PassOptions(check=check, wgmma=settings.wgmma, tma=settings.tma)
+    chosen = PassOptions(
+        check=check, wgmma=settings.wgmma, tma=settings.tma, specialize=settings.specialize,
+        share_registers=assembler.shares_registers(settings.ptxas),
+    )  # fmt: skip
     return Stages(
         build=build_module,
         passes=lambda target, spec: tile_pipeline(target, chosen),
@@ -152,6 +155,7 @@ def key_text(
             f"target {target.arch}",
             f"wgmma {settings.wgmma}",
             f"tma {settings.tma}",
+            f"specialize {settings.specialize}",
             f"kernel {source.name}",
             spec.key_text(),
             source.dependency_key(),

@@ -43,7 +43,8 @@ def examine(settings: options.Options | None = None) -> list[Finding]:
 
 
 def _packages(_: options.Options) -> Iterator[Finding]:
-    for name in ("minitriton", "numpy", "cuda-bindings", "cuda-core", "nvidia-nvjitlink", "lark"):
+    for name in ("minitriton", "numpy", "cuda-bindings", "cuda-core", "nvidia-nvjitlink",
+                 "nvidia-cuda-nvcc", "lark"):  # fmt: skip
         try:
             yield Finding(name, "ok", metadata.version(name))
         except metadata.PackageNotFoundError:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -13,10 +15,18 @@ from minitriton.compiled import CompiledKernel
 from minitriton.ir.target import Target
 from minitriton.runtime import driver, module
 from minitriton.runtime.arguments import HOST, Argument, ArgumentError
-from minitriton.runtime.launch import Maps, Place, make_launcher, normalize_grid, to_bytes
+from minitriton.runtime.launch import (
+    MAX_PROGRAMS,
+    Maps,
+    Place,
+    make_launcher,
+    normalize_grid,
+    to_bytes,
+)
 from minitriton.runtime.tensor_maps import packed
 from minitriton.specialize import Parameter, specialize
 
+EMULATED_CTAS = 2  # of a persistent kernel at a time: most then run several programs
 _loading = threading.Lock()
 
 
@@ -67,6 +77,9 @@ def launcher(
                 compiled.assemble(), compiled.name, device, shape.shared, shape.threads
             )
             compiled.functions[device] = function
+    if compiled.persistent:
+        resident = module.resident_ctas(function, shape.threads, shape.shared)
+        shape = dataclasses.replace(shape, resident=resident)
     dtypes = compiled.parameter_dtypes()
 
     def without() -> Callable[..., None]:
@@ -122,7 +135,8 @@ def _emulate(
 ) -> None:
     compiled.check_resources()
     maps = packed(compiled.tensor_maps, [argument.value for _, argument in leaves])
-    if maps is None:
+    programs = math.prod(grid)
+    if maps is None or (compiled.persistent and programs > MAX_PROGRAMS):
         plain = compiled.without_tma()
         _emulate(plain, grid, leaves, settings)
         compiled.report = plain.report
@@ -133,6 +147,10 @@ def _emulate(
     params = [
         to_bytes(dtype, argument.value) for dtype, (_, argument) in zip(dtypes, leaves, strict=True)
     ]
+    ctas = grid
+    if compiled.persistent:
+        params += [to_bytes("int32", size) for size in grid]
+        ctas = (min(programs, EMULATED_CTAS), 1, 1)
     policies: dict[str, Any] = {}
     for name, value in (
         ("landing", settings.landing),
@@ -146,7 +164,7 @@ def _emulate(
         policies["checks"] = () if names == ("none",) else "all" if "all" in names else names
     compiled.report = compiled.emulator().launch(
         compiled.name,
-        grid=grid,
+        grid=ctas,
         block=(compiled.shape.threads, 1, 1),
         params=[*params, *maps],
         allocations=host_allocations(leaves),

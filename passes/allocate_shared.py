@@ -50,10 +50,13 @@ def run(module: ir.Module, target: Target, options: PassOptions) -> None:
 
 
 def bytes_with(
-    function: ir.Operation, more: Sequence[tuple[ir.Operation, ir.Operation, int]], alignment: int
-) -> int:
-    """Shared memory that the kernel will need with further buffers: (first op, last op, bytes)."""
-    _, areas, points = _areas(function)
+    function: ir.Operation, more: Sequence[tuple[ir.Operation, ir.Operation, int]], alignment: int,
+    without: Sequence[ir.Operation] = (),
+) -> int:  # fmt: skip
+    """Shared memory that the kernel will need with further buffers, (first op, last op, bytes),
+    once the ops in `without` are gone."""
+    owners, areas, points = _areas(function)
+    areas = [area for op, area in zip(owners, areas, strict=True) if op not in without]
     areas += [Area(n, points[first][0], points[last][1], alignment) for first, last, n in more]
     return _total(areas, place(areas))
 

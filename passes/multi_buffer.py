@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from minitriton.ir.builder import Builder, i32_attr
 from minitriton.ir.encoding import mem_type
@@ -186,7 +187,7 @@ def _fill_body(
     known = {ahead.arguments[index]: v for index, v in zip(ahead.carried, carried, strict=True)}
     known[ahead.induction] = induction
     for buffer in copies.buffers:
-        _read_from(buffer, read)
+        read_from(buffer, read)
     flights = keep_in_flight(body, use_warpgroups(body))
     if flights.crossing:  # they may still read the slot to be filled
         meet_again(flights, lambda at: copies.issue(known, fill, at, first=False))
@@ -195,9 +196,9 @@ def _fill_body(
     end = terminator_of(body)
     tail = Builder(ir.InsertionPoint(end), location)
     updates = [ahead.clone(ahead.updates[index], known, tail) for index in ahead.carried]
-    slots = [_next_slot(fill, stages, tail), _next_slot(read, stages, tail)]
+    slots = [next_slot(fill, stages, tail), next_slot(read, stages, tail)]
     if parity is not None:
-        slots.append(_next_parity(parity, read, stages, tail))
+        slots.append(next_parity(parity, read, stages, tail))
     tail.create("scf.yield", [], [*end.operands, *updates, *slots])
     end.erase()
     for buffer in copies.buffers:
@@ -244,29 +245,49 @@ def _advance(
     return state, builder.op("arith.addi", step.type, [known[ahead.induction], step])
 
 
-def _next_slot(slot: Value, stages: int, builder: Builder) -> Value:
+def next_slot(slot: Value, stages: int, builder: Builder) -> Value:
+    """The slot to use after `slot`."""
     following = builder.op("arith.addi", slot.type, [slot, builder.constant(slot.type, 1)])
-    wraps = _is(following, stages, builder)
+    wraps = is_equal(following, stages, builder)
     return builder.op("arith.select", slot.type, [wraps, builder.constant(slot.type, 0), following])
 
 
-def _next_parity(parity: Value, slot: Value, stages: int, builder: Builder) -> Value:
+def next_parity(parity: Value, slot: Value, stages: int, builder: Builder) -> Value:
+    """The parity to wait for after slot number `slot` was waited for with `parity`."""
     other = builder.op("arith.xori", parity.type, [parity, builder.constant(parity.type, 1)])
-    return builder.op("arith.select", parity.type, [_is(slot, stages - 1, builder), other, parity])
+    return builder.op(
+        "arith.select", parity.type, [is_equal(slot, stages - 1, builder), other, parity]
+    )
 
 
-def _is(value: Value, number: int, builder: Builder) -> Value:
+def is_equal(value: Value, number: int, builder: Builder) -> Value:
+    """i1: whether an integer has this value."""
     predicate = {"predicate": ir.IntegerAttr.get(ir.IntegerType.get_signless(64), EQ)}
     operands = [value, builder.constant(value.type, number)]
     return builder.op("arith.cmpi", ir.IntegerType.get_signless(1), operands, predicate)
 
 
-def _read_from(buffer: _Buffer, slot: Value) -> None:
-    """Replaces the uses of a load by reads of the slot in the layouts that its users want."""
+class Slots(Protocol):
+    """A load's multi-buffer and the layout of its slots."""
+
+    @property
+    def load(self) -> ir.Operation: ...
+
+    @property
+    def slot(self) -> LinearLayout: ...
+
+    def at(self, index: Value, builder: Builder) -> Value:
+        """The slot with this number."""
+
+
+def read_from(buffer: Slots, slot: Value) -> Value:
+    """Replaces the uses of a load by reads of a slot, the result, in the layouts that its users
+    want."""
     load = buffer.load
     builder = Builder(ir.InsertionPoint(load), load.location)
     view = buffer.at(slot, builder)
     _replace_uses(load.results[0], view, buffer.slot, builder)
+    return view
 
 
 def _replace_uses(value: Value, view: Value, slot: LinearLayout, builder: Builder) -> None:

@@ -8,7 +8,7 @@ from minitriton.ir.mlir import ir
 _ELEMENTWISE_MT = frozenset(
     f"mt.{name}"
     for name in ("addptr", "ptr_to_int", "int_to_ptr", "ptr_cast", "fp_cast", "mulhi",
-                 "tanh_approx", "exp2_approx", "precise", "hint")
+                 "tanh_approx", "precise", "hint")
 )  # fmt: skip
 SHAPE_OPS = frozenset(
     f"mt.{name}"
@@ -27,8 +27,8 @@ LOOPS = frozenset(("scf.for", "scf.while"))
 DIVISIONS = frozenset(f"arith.{name}" for name in ("divsi", "divui", "remsi", "remui"))
 _PURE_MT = frozenset(
     f"mt.{name}"
-    for name in ("program_id", "num_programs", "make_range", "splat", "dot", "reduce", "scan",
-                 "convert_layout")
+    for name in ("program_id", "num_programs", "cta_id", "cta_count", "make_range", "splat", "dot",
+                 "reduce", "scan", "convert_layout")
 ) | _ELEMENTWISE_MT | SHAPE_OPS  # fmt: skip
 
 

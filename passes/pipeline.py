@@ -15,6 +15,7 @@ from minitriton.passes import (
     insert_barriers,
     legality,
     pipeline_loads,
+    producer_slice,
     simplify,
     tma_stores,
     verify_layouts,
@@ -55,6 +56,7 @@ def tile_pipeline(target: Target, options: PassOptions | None = None) -> list[Bo
         *check,
         Pass("allocate_shared", allocate_shared.run),
         Pass("insert_barriers", insert_barriers.run),
+        Pass("producer_slice", producer_slice.add_producer),
         Pass("legality", legality.run),
     ]
     return [BoundPass(step, target, settings) for step in steps]

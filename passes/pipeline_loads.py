@@ -33,6 +33,7 @@ from minitriton.passes.global_order import base_of
 from minitriton.passes.multi_buffer import Staged, is_fixed, rewrite_loop
 from minitriton.passes.op_classes import WRITES_IN_LOOP, is_elementwise, is_tile, widens
 from minitriton.passes.remarks import add_remark
+from minitriton.passes.shared_usage import SHARED_RESERVE
 from minitriton.passes.simplify import share_loads, upstream
 from minitriton.passes.tensor_maps import NotAffine
 from minitriton.passes.tensor_maps import plan as plan_map
@@ -47,10 +48,10 @@ from minitriton.passes.traversal import (
     splat_constant,
     walk,
 )
+from minitriton.passes.warp_split import WarpSplit
 from minitriton.passes.warpgroup_dots import available, fits, operand_slots
 
 MIN_COPY_BYTES = 4  # cp.async moves 4, 8 or 16 bytes
-SHARED_RESERVE = 2048  # left for scratch inside the loop
 _UNPACKING = frozenset(("mt.join", "mt.reshape", "mt.trans", "mt.convert_layout"))
 
 
@@ -65,9 +66,11 @@ def run(module: ir.Module, target: Target, options: PassOptions) -> None:
     wgmma = available(function, target, options)
     tma = options.tma and target.has("tma")
     changed = False
+    warps = WarpSplit(module, target, options)
     for loop in loops:
         stages = int_attribute(loop, "mt.num_stages", default)
-        changed |= _pipeline(module, loop, stages, facts, target, wgmma, tma)
+        changed |= _pipeline(module, loop, stages, facts, target, wgmma, tma, warps)
+    warps.finish()
     if changed:
         pass_through_dead_arguments(function.regions[0].blocks[0])
         upstream(module, options)
@@ -82,6 +85,7 @@ def _pipeline(
     target: Target,
     wgmma: bool,
     tma: bool,
+    warps: WarpSplit,
 ) -> bool:
     feeding = [
         op
@@ -110,6 +114,8 @@ def _pipeline(
     per_stage = sum(s.bytes for s in staged if s not in fixed)
     if not per_stage:
         return False
+    if warps.take(loop, staged, fixed, ahead, analysis, stages):
+        return True
     padding = sum(s.alignment for s in staged if s.bytes % s.alignment)
     room = target.max_shared_bytes - SHARED_RESERVE - padding - sum(s.bytes for s in fixed)
     fitting = max(0, room) // per_stage

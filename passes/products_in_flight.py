@@ -40,6 +40,8 @@ class Flights:
     crossing: list[ir.Operation] = field(default_factory=list)  # the last ones, which run on
     pending: int = 0  # products of an iteration that may be in flight
     met: ir.Operation | None = None  # first op after which those of the last iteration are done
+    # of each dot: the op after which it is done, and whether that is in the next iteration
+    ended: dict[ir.Operation, tuple[ir.Operation, bool]] = field(default_factory=dict)
 
 
 def keep_in_flight(body: ir.Block, dots: Sequence[ir.Operation]) -> Flights:
@@ -56,14 +58,42 @@ def keep_in_flight(body: ir.Block, dots: Sequence[ir.Operation]) -> Flights:
     pending = [plan.pending(landing) for landing in plan.landings]
     meeting = [(plan.place[dot], dot) for dot in plan.dots if dot not in flying]
     places = [plan.place[landing.user] for landing in plan.landings]
+    ends = [
+        _End(plan.place[dot], dot, number, False)
+        for number, dot in enumerate(plan.dots)
+        if dot not in flying
+    ]
+    own = [plan.place[dot] for dot in plan.dots]
     for dot in flying:
         dot.attributes["mt.in_flight"] = ir.UnitAttr.get()
     for landing, place, count in zip(plan.landings, places, pending, strict=True):
         wait = _land(landing, count)
+        ends.append(_End(place, wait, landing.dot, landing.carried))
         if plan.ends_last_iteration(landing):
             meeting.append((place, wait))
     met = min(meeting, key=lambda found: found[0], default=(0, None))[1]
-    return Flights(crossing, len(flying), met)
+    found = {dot: _end_of(number, own[number], ends) for number, dot in enumerate(plan.dots)}
+    ended = {dot: end for dot, end in found.items() if end is not None}
+    return Flights(crossing, len(flying), met, ended)
+
+
+@dataclass(frozen=True)
+class _End:
+    """After `op` at `place` of the body, dot number `dot` and those before it are done: those of
+    the last iteration if `carried`, else all of that one, too."""
+
+    place: int
+    op: ir.Operation
+    dot: int
+    carried: bool
+
+
+def _end_of(number: int, place: int, ends: Sequence[_End]) -> tuple[ir.Operation, bool] | None:
+    here = [e for e in ends if not e.carried and e.dot >= number and e.place >= place]
+    later = [e for e in ends if not e.carried or e.dot >= number]
+    if not (here or later):
+        return None
+    return min(here or later, key=lambda end: end.place).op, not here
 
 
 class _Plan:
@@ -176,13 +206,24 @@ def _land(landing: _Landing, pending: int) -> ir.Operation:
 
 def meet_again(flights: Flights, issue: Callable[[Builder], None]) -> None:
     """As soon as all threads see the products of the iteration before done, `issue`."""
-    after = flights.crossing[-1] if flights.met is None else flights.met
-    following = ops_of(after.block)[ops_of(after.block).index(after) + 1]
-    builder = Builder(ir.InsertionPoint(following), after.location)
-    if flights.met is None:
-        builder.create("mt.warpgroup_wait", [], [], {"pending": i32_attr(flights.pending)})
+    builder = after(last_met(flights))
     builder.create("mt.barrier", [])
     issue(builder)
+
+
+def last_met(flights: Flights) -> ir.Operation:
+    """The op after which the products of the iteration before are done; a wait if there is none."""
+    if flights.met is None:
+        builder = after(flights.crossing[-1])
+        pending = {"pending": i32_attr(flights.pending)}
+        flights.met = builder.create("mt.warpgroup_wait", [], [], pending)
+    return flights.met
+
+
+def after(op: ir.Operation) -> Builder:
+    """Builds behind `op`."""
+    following = ops_of(op.block)[ops_of(op.block).index(op) + 1]
+    return Builder(ir.InsertionPoint(following), op.location)
 
 
 def take_results(loop: ir.Operation, flights: Flights, builder: Builder) -> None:

@@ -14,6 +14,7 @@ from minitriton.ir.reduction import plan_reduction, plan_scan
 from minitriton.ir.types import bit_width
 from minitriton.passes.traversal import Value, defining_op, int_attribute
 
+SHARED_RESERVE = 2048  # bytes that pipelining leaves for scratch inside its loop
 SCALAR_BROADCAST_BYTES = 16  # a scalar atomic hands its result from one thread to all
 
 

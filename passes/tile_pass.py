@@ -13,12 +13,16 @@ from minitriton.ir.target import Target
 class PassOptions:
     """check: verify the IR and the layout laws after every pass. pipeline_loads: multi-buffer
     loads of loops through cp.async where the target has it. wgmma: dots of such loads by whole
-    warpgroups where the target has that. tma: copies for those by TMA where a tensor map can be."""
+    warpgroups where the target has that. tma: copies for those by TMA where a tensor map can be.
+    specialize: those by a warp of their own, in kernels that run program after program.
+    share_registers: the assembler lets such warps give registers to the others."""
 
     check: bool = False
     pipeline_loads: bool = True
     wgmma: bool = True
     tma: bool = True
+    specialize: bool = True
+    share_registers: bool = True
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ changes whenever the slot numbers start again.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from minitriton.ir.builder import Builder, i32_attr
 from minitriton.ir.encoding import mem_type
@@ -27,11 +27,20 @@ from minitriton.passes.traversal import Value
 class Filled(Protocol):
     """A multi-buffer that TMA fills."""
 
-    load: ir.Operation
-    map: MapPlan | None
-    order: tuple[int, ...]
-    bytes: int
-    fixed: bool
+    @property
+    def load(self) -> ir.Operation: ...
+
+    @property
+    def map(self) -> MapPlan | None: ...
+
+    @property
+    def order(self) -> tuple[int, ...]: ...
+
+    @property
+    def bytes(self) -> int: ...
+
+    @property
+    def fixed(self) -> bool: ...
 
     def at(self, index: Value, builder: Builder) -> Value:
         """The slot with this number."""
@@ -46,11 +55,11 @@ class TmaCopies:
     ) -> None:  # fmt: skip
         self._analysis = analysis
         self._filled = [
-            (buffer, plan, _number(module, buffer, plan, analysis))
+            (buffer, add_spec(module.operation, described(buffer, analysis)))
             for buffer in buffers
-            if (plan := buffer.map) is not None
+            if buffer.map is not None
         ]
-        self._moving = any(not buffer.fixed for buffer, _, _ in self._filled)
+        self._moving = any(not buffer.fixed for buffer, _ in self._filled)
         if not self._moving:  # one barrier, which completes once
             stages = 1
         self._i32 = ir.IntegerType.get_signless(32)
@@ -61,7 +70,7 @@ class TmaCopies:
             "mt.local_alloc", mem_type([stages, 1], i64, layout), (),
             {"mt.pipelined": ir.UnitAttr.get()},
         )  # fmt: skip
-        builder.create("mt.mbarrier_init", [], [self._barriers])
+        builder.create("mt.mbarrier_init", [], [self._barriers], {"count": i32_attr(1)})
         builder.create("mt.proxy_fence", [])  # the buffers may have been something else's memory
         builder.create("mt.barrier", [])
 
@@ -77,17 +86,11 @@ class TmaCopies:
         if not chosen:
             return
         barrier = self._slot(slot, builder)
-        total = sum(buffer.bytes for buffer, _, _ in chosen)
+        total = sum(buffer.bytes for buffer, _ in chosen)
         builder.create("mt.mbarrier_expect", [], [barrier, runs], {"bytes": i32_attr(total)})
-        for buffer, plan, number in chosen:
-            with builder.at(builder.ip, buffer.load.location):
-                coordinates = [
-                    evaluate(dim.coordinate, self._analysis, rebuild, builder) for dim in plan.dims
-                ]
-                builder.create(
-                    "mt.tma_copy", [], [buffer.at(slot, builder), barrier, runs, *coordinates],
-                    {"map": i32_attr(number), "dims": ir.DenseI32ArrayAttr.get(plan.places)},
-                )  # fmt: skip
+        for buffer, number in chosen:
+            to = buffer.at(slot, builder)
+            copy_boxes(buffer, to, barrier, runs, number, self._analysis, rebuild, builder)
 
     def wait(self, slot: Value, parity: Value, builder: Builder) -> None:
         """Until the copies into slot number `slot` are there."""
@@ -107,8 +110,24 @@ def atoms_of(plan: MapPlan, analysis: AffineAnalysis) -> list[Value]:
     return [analysis.atoms[number] for number in sorted(numbers)]
 
 
-def _number(module: ir.Module, buffer: Filled, plan: MapPlan, analysis: AffineAnalysis) -> int:
-    """The number of the tensor map of a buffer's tile."""
+def copy_boxes(
+    buffer: Filled, to: Value, barrier: Value, runs: Value, number: int,
+    analysis: AffineAnalysis, rebuild: Rebuild, builder: Builder,
+) -> ir.Operation:  # fmt: skip
+    """The copy of a buffer's tile into slot `to`; `rebuild` gives atoms as they are there."""
+    plan = buffer.map
+    assert plan is not None, "only what a tensor map describes is copied"
+    with builder.at(builder.ip, buffer.load.location):
+        coordinates = [evaluate(dim.coordinate, analysis, rebuild, builder) for dim in plan.dims]
+        return builder.create(
+            "mt.tma_copy", [], [to, barrier, runs, *coordinates],
+            {"map": i32_attr(number), "dims": ir.DenseI32ArrayAttr.get(plan.places)},
+        )  # fmt: skip
+
+
+def described(buffer: Filled, analysis: AffineAnalysis) -> dict[str, Any]:
+    """The tensor map of a buffer's tile as data (ir/tensor_map_specs.py)."""
+    plan = buffer.map
+    assert plan is not None, "only what a tensor map describes is copied"
     type_ = buffer.load.results[0].type
-    spec = describe(plan, tuple(type_.shape), buffer.order, type_.element_type, analysis)
-    return add_spec(module.operation, spec)
+    return describe(plan, tuple(type_.shape), buffer.order, type_.element_type, analysis)

@@ -66,15 +66,21 @@ class Pieces:
 
 
 @dataclass(frozen=True)
-class _Copy:
-    """A store that becomes one of TMA; tile: what is stored, as threads hold it before;
-    order: the dims, fastest first; loop: the outermost around it."""
+class _Store:
+    """A store that TMA can make; tile: what is stored, as threads hold it before; order: the dims,
+    fastest first; loop: the outermost around it."""
 
     store: ir.Operation
     tile: Value
     order: tuple[int, ...]
     map: MapPlan
     loop: ir.Operation | None
+
+
+@dataclass(frozen=True)
+class _Copy(_Store):
+    """One that TMA makes."""
+
     pieces: Pieces
 
 
@@ -83,9 +89,14 @@ def run(module: ir.Module, target: Target, options: PassOptions) -> None:
     if not options.tma or not target.has("tma"):
         return
     analysis = AffineAnalysis(kernel_of(module).regions[0].blocks[0])
-    copies = _copies(module, analysis, target)
     order = GlobalOrder(module)
-    copies = _apart(module, copies, order)
+    stores = _described(module, analysis)
+    while True:
+        stores = _apart(module, stores, order)
+        copies = _fitted(module, stores, target)
+        if len(copies) == len(stores):
+            break
+        stores = [s for s in stores if any(s.store == copy.store for copy in copies)]
     copied = [copy.store for copy in copies]
     repeated = [order.is_repeated(store, copied) for store in copied]
     ends = [copy.loop or _last(copy.store, copied) for copy in copies]
@@ -108,35 +119,54 @@ def _last(store: ir.Operation, stores: Sequence[ir.Operation]) -> ir.Operation:
     return [other for other in stores if other.block == store.block][-1]
 
 
-def _copies(module: ir.Module, analysis: AffineAnalysis, target: Target) -> list[_Copy]:
-    """The stores that gain, that a tensor map describes and for which there is room."""
+def _described(module: ir.Module, analysis: AffineAnalysis) -> list[_Store]:
+    """The stores that gain and that a tensor map describes."""
     function = kernel_of(module)
-    facts, room = analyse(function), int_attribute(module.operation, ROOM, EPILOGUE_BYTES)
-    found = [op for op in walk(function) if op.name == "mt.store" and is_tile(op.operands[1])]
-    orders = {store: _order(store, analysis) for store in found}
-    tiles = {store: _tile(store, order[0], facts) for store, order in orders.items()}
-    gaining = [store for store, tile in tiles.items() if tile is not None]
-    loops = {store: outermost_loop(store) for store in gaining}
-    counts = Counter(loop for loop in loops.values() if loop is not None)
+    facts = analyse(function)
+    found = []
+    for op in [op for op in walk(function) if op.name == "mt.store" and is_tile(op.operands[1])]:
+        order = _order(op, analysis)
+        tile = _tile(op, order[0], facts)
+        if tile is None:
+            continue
+        try:
+            plan = _plan(op, order, analysis, facts)
+        except NotAffine as reason:
+            _leave(module, op, str(reason))
+            continue
+        found.append(_Store(op, tile, order, plan, outermost_loop(op)))
+    return found
+
+
+def _fitted(module: ir.Module, stores: Sequence[_Store], target: Target) -> list[_Copy]:
+    """Those for which there is room if all become copies; remarks say why the others have none."""
+    function = kernel_of(module)
+    room = int_attribute(module.operation, ROOM, EPILOGUE_BYTES)
+    counts = Counter(s.loop for s in stores if s.loop is not None)
+    ops = [s.store for s in stores]
+    exchanges = [s.store.operands[1].owner.operation for s in stores if not _is_direct(s)]
     taken: list[tuple[ir.Operation, ir.Operation, int]] = []
     copies = []
-    for store in gaining:
-        order, tile, loop = orders[store], tiles[store], loops[store]
-        share = room if loop is None else room // counts[loop]
-        life = (loop, loop) if loop else (store, _last(store, gaining))
+    for s in stores:
+        share = room if s.loop is None else room // counts[s.loop]
+        life = (s.loop, s.loop) if s.loop else (s.store, _last(s.store, ops))
 
         def takes(size: int, life: tuple[ir.Operation, ir.Operation] = life) -> int:
-            return bytes_with(function, [*taken, (*life, size)], ALIGNMENT)
+            return bytes_with(function, [*taken, (*life, size)], ALIGNMENT, exchanges)
 
         try:
-            plan = _plan(store, order, analysis, facts)
-            pieces = _fitting(tile, order, share, target, takes)
+            pieces = _fitting(s.tile, s.order, share, target, takes)
         except NotAffine as reason:
-            _leave(module, store, str(reason))
+            _leave(module, s.store, str(reason))
             continue
         taken.append((*life, pieces.bytes))
-        copies.append(_Copy(store, tile, order, plan, loop, pieces))
+        copies.append(_Copy(s.store, s.tile, s.order, s.map, s.loop, pieces))
     return copies
+
+
+def _is_direct(s: _Store) -> bool:
+    """Whether the tile is stored in the layout that it has."""
+    return bool(s.tile == s.store.operands[1])
 
 
 def _fitting(
@@ -202,17 +232,17 @@ def _plan(
     return plan
 
 
-def _apart(module: ir.Module, copies: list[_Copy], order: GlobalOrder) -> list[_Copy]:
+def _apart(module: ir.Module, stores: list[_Store], order: GlobalOrder) -> list[_Store]:
     """Without those that something else may have to come before or after."""
     while True:
-        copied = [copy.store for copy in copies]
+        copied = [s.store for s in stores]
         reasons = [order.obstacle(store, copied) for store in copied]
         for store, reason in zip(copied, reasons, strict=True):
             if reason is not None:
                 _leave(module, store, reason)
         if not any(reasons):
-            return copies
-        copies = [copy for copy, reason in zip(copies, reasons, strict=True) if reason is None]
+            return stores
+        stores = [s for s, reason in zip(stores, reasons, strict=True) if reason is None]
 
 
 def _leave(module: ir.Module, store: ir.Operation, reason: str) -> None:

@@ -1,6 +1,8 @@
 """PTX to cubin in this process through nvJitLink, and cubin to SASS through nvdisasm.
 
 nvJitLink carries the assembler of its own CUDA version, so nothing depends on a toolkit on PATH.
+But it compiles for linking, and then setmaxnreg has no effect: kernels with that go to the ptxas of
+the same release that the wheel nvidia-cuda-nvcc installs.
 Versions before 13.3 are refused: they miscompile register-operand wgmma and other Hopper code.
 A ptxas named by the user (MINITRITON_PTXAS) takes its place, at the user's own risk.
 """
@@ -57,9 +59,35 @@ def version(ptxas: str = "") -> str:
     from importlib import metadata  # takes 20 ms to import
 
     try:
-        return "nvjitlink " + metadata.version("nvidia-nvjitlink")
+        found = "nvjitlink " + metadata.version("nvidia-nvjitlink")
+        return found + (" and ptxas" if bundled_ptxas() else "")
     except metadata.PackageNotFoundError:
         return "nvjitlink " + ".".join(map(str, loaded_version()))
+
+
+@functools.cache
+def bundled_ptxas() -> str:
+    """Path of the ptxas that the wheel nvidia-cuda-nvcc installed; "" without one (new enough)."""
+    import importlib.util
+    from importlib import metadata
+
+    try:
+        release = metadata.version("nvidia-cuda-nvcc").split(".")
+        spec = importlib.util.find_spec("nvidia")
+    except (metadata.PackageNotFoundError, ValueError):
+        return ""
+    if spec is None or tuple(map(int, release[:2])) < MINIMUM:
+        return ""
+    for folder in spec.submodule_search_locations or ():
+        path = os.path.join(folder, f"cu{release[0]}", "bin", "ptxas")
+        if os.path.isfile(path):
+            return path
+    return ""
+
+
+def shares_registers(ptxas: str = "") -> bool:
+    """Whether setmaxnreg has an effect in what `assemble` makes."""
+    return bool(ptxas or bundled_ptxas())
 
 
 def loaded_version() -> tuple[int, int]:
@@ -92,6 +120,8 @@ def assemble(
     Raises AssemblerError naming the PTX line if it is refused. Same input, same bytes.
     """
     flags = [f"-arch={arch}", "-O3"] + (["-lineinfo"] if line_info else [])
+    if not ptxas and "setmaxnreg" in ptx:
+        ptxas = bundled_ptxas()
     if ptxas:
         cubin, log = _run_ptxas(ptxas, ptx, [*flags, "-v", "-warn-spills"])
     else:

@@ -32,6 +32,7 @@ _SLOT = {
 _WIDTH = {"int1": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "fp16": 2, "bf16": 2,
           "int32": 4, "uint32": 4, "fp32": 4, "int64": 8, "uint64": 8, "fp64": 8}  # fmt: skip
 POINTER = "*"
+MAX_PROGRAMS = 2**31 - 1  # of a persistent kernel, which counts them in 32 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,7 @@ class LaunchShape:
     clusters: int = 1  # CTAs per cluster, along x
     cooperative: bool = False
     programmatic: bool = False  # may start before the previous kernel in the stream has ended
+    resident: int = 0  # CTAs to launch at most, of a persistent kernel; 0: one for each program
 
 
 def slot_format(dtypes: Sequence[str]) -> str:
@@ -129,13 +131,14 @@ def launch(gx, gy, gz, stream{parameters}):
     if multiple and not is_current(device):
         return elsewhere(gx, gy, gz, stream{parameters})
     {maps}
+    {ctas}
     try:
         block = pop()
     except IndexError:
         block = new_block()
     data, config, addresses, attributes, _ = block
     {place_maps}
-    pack_into(data, 0, gx, gy, gz, {threads}, 1, 1, {shared}, stream, attributes, {count}{values})
+    pack_into(data, 0, {grid}, {threads}, 1, 1, {shared}, stream, attributes, {count}{values})
     recent(name)
     code = launch_ex(config, handle, addresses, None)
     push(block)
@@ -161,14 +164,16 @@ def make_launcher(
 
     It packs the values at `places` as `dtypes` and launches on the raw `stream`. `launch_ex`
     stands in for the driver's function in tests. `maps` are made of the values and passed after
-    them. Raises CudaError; with `sync` also what the kernel met.
+    them. A persistent kernel gets the grid's sizes after its parameters. Raises CudaError; with
+    `sync` also what the kernel met.
     """
     launch_ex = driver.launch_function() if launch_ex is None else launch_ex
     pool: list[tuple[Any, ...]] = []
     attributes = _attributes(shape)
+    sizes = ["int32"] * 3 if shape.resident else []
 
     def new_block() -> tuple[Any, ...]:
-        return _new_block(len(dtypes), len(maps.specs), attributes)
+        return _new_block(len(dtypes) + len(sizes), len(maps.specs), attributes)
 
     def failed(code: int, *arguments: Any) -> None:
         _retry_or_raise(code, function, launch, arguments)
@@ -190,7 +195,7 @@ def make_launcher(
         "multiple": driver.device_count() > 1 if multiple is None else multiple,
         "is_current": driver.is_current, "device": function.device, "elsewhere": elsewhere,
         "pop": pool.pop, "push": pool.append, "new_block": new_block, "failed": failed,
-        "pack_into": struct.Struct("<" + _CONFIG + slot_format(dtypes)).pack_into,
+        "pack_into": struct.Struct("<" + _CONFIG + slot_format([*dtypes, *sizes])).pack_into,
         "handle": ctypes.c_void_p(int(function.handle)),
         "recent": driver.STATE.recent.append, "name": function.name, "wait": wait,
         "to_bf16": bfloat16_bits, "launch_ex": launch_ex,
@@ -201,9 +206,10 @@ def make_launcher(
         for dtype, value in zip(dtypes, found, strict=True)
     ]
     text = _TEMPLATE.format(
-        **_map_code(maps, scope, found, count),
+        **_map_code(maps, scope, found, count, len(sizes)),
+        **_grid_code(shape, count),
         parameters="".join(f", v{i}" for i in range(count)),
-        values="".join(", " + value for value in values),
+        values="".join(", " + value for value in [*values, *("gx", "gy", "gz")[: len(sizes)]]),
         threads=shape.threads,
         shared=shape.shared,
         count=len(attributes) // struct.calcsize(_ATTRIBUTE),
@@ -215,7 +221,7 @@ def make_launcher(
 
 
 def _map_code(
-    maps: Maps, scope: dict[str, Any], found: Sequence[str], count: int
+    maps: Maps, scope: dict[str, Any], found: Sequence[str], count: int, sizes: int
 ) -> dict[str, str]:
     """What the launcher does about tensor maps; `scope` gets the functions that it calls."""
     if not maps.specs:
@@ -223,11 +229,24 @@ def _map_code(
     scope |= {"encode": encoder(maps.specs, len(found)), "otherwise": functools.cache(maps.without)}
     needs = ", ".join(found[number] for number in needed(maps.specs))
     arguments = "".join(f", v{i}" for i in range(count))
-    start = _CONFIG_BYTES + 8 * len(found)
+    start = _CONFIG_BYTES + 8 * (len(found) + sizes)
     return {
         "maps": f"maps = encode({needs})\n    if maps is None:\n"
         f"        return otherwise()(gx, gy, gz, stream{arguments})",
         "place_maps": f"data[{start}:{start + MAP_BYTES * len(maps.specs)}] = maps",
+    }
+
+
+def _grid_code(shape: LaunchShape, count: int) -> dict[str, str]:
+    """How many CTAs the launcher starts: one for each program, or as many as there is room for."""
+    if not shape.resident:
+        return {"ctas": "pass", "grid": "gx, gy, gz"}
+    arguments = "".join(f", v{i}" for i in range(count))
+    return {
+        "ctas": f"ctas = gx * gy * gz\n    if ctas > {MAX_PROGRAMS}:\n"
+        f"        return otherwise()(gx, gy, gz, stream{arguments})\n"
+        f"    if ctas > {shape.resident}:\n        ctas = {shape.resident}",
+        "grid": "ctas, 1, 1",
     }
 
 

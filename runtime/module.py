@@ -63,3 +63,13 @@ def load(cubin: bytes, name: str, device: int, shared: int, threads: int) -> Fun
         which = attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         driver.check(cuda.cuFuncSetAttribute(handle, which, shared), "raising the shared memory")
     return function
+
+
+def resident_ctas(function: Function, threads: int, shared: int) -> int:
+    """How many CTAs of a kernel its GPU holds at a time."""
+    cuda = driver.bindings()
+    each = driver.check(
+        cuda.cuOccupancyMaxActiveBlocksPerMultiprocessor(function.handle, threads, shared),
+        f"asking how often '{function.name}' fits",
+    )
+    return max(1, int(each)) * driver.properties(function.device).multiprocessors

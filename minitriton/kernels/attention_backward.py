@@ -34,7 +34,6 @@ from minitriton.kernels.attention_tiles import (
     visible_keys,
 )
 from minitriton.kernels.gemm import sum_partials
-from minitriton.language.extra import libdevice
 
 PREPARED_ROWS = 32
 Tile = tuple[int, int, int, int]
@@ -117,7 +116,7 @@ def _over_queries(
         v = load_tile(v_ptr, v_token, first, keys, C.BLOCK_N, C.V_READ, C.V_TILE, True)
         dp = tl.dot(v, tl.trans(do), input_precision=C.PRECISION)
         power = tl.load(power_at + row, mask=row < queries, other=0.0)
-        p = libdevice.fast_exp2f(scores * scale - power[None, :])
+        p = tl.exp2(scores * scale - power[None, :])
         if C.CAUSAL:
             if start + keys - queries < first + C.BLOCK_N - 1:
                 p = tl.where(column <= (row + keys - queries)[None, :], p, 0.0)
@@ -231,7 +230,7 @@ def _over_keys(
         v = load_tile(v_ptr, v_token, start, keys, C.BLOCK_N, C.V_READ, C.V_TILE, True)
         do = load_tile(do_ptr, do_token, first, queries, C.BLOCK_M, C.V_READ, C.V_TILE, True)
         dp = tl.dot(do, tl.trans(v), input_precision=C.PRECISION)
-        p = libdevice.fast_exp2f(scores * scale - power[:, None])
+        p = tl.exp2(scores * scale - power[:, None])
         if start >= full:
             column = start + tl.arange(0, C.BLOCK_N)[None, :]
             seen = (column < keys) & (row >= 0)

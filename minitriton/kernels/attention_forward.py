@@ -29,7 +29,6 @@ from minitriton.kernels.attention_tiles import (
     tiles_of,
     visible_keys,
 )
-from minitriton.language.extra import libdevice
 
 LONG = 1024  # keys from which one more iteration does not count
 
@@ -70,8 +69,8 @@ def _walk(
                 scores = tl.where(seen, scores, -float("inf"))
             higher = tl.maximum(peak, tl.max(scores, 1) * scale)
             centre = tl.where(higher == -float("inf"), 0.0, higher)  # has seen nothing yet
-            weights = libdevice.fast_exp2f(scores * scale - centre[:, None])
-            rescale = libdevice.fast_exp2f(peak - centre)
+            weights = tl.exp2(scores * scale - centre[:, None])
+            rescale = tl.exp2(peak - centre)
             total = total * rescale + tl.sum(weights, 1)
             if C.DROPOUT:
                 keep = kept(seed, plane, first, start, threshold, C.BLOCK_M, C.BLOCK_N, False)
@@ -133,6 +132,7 @@ def forward(call: Operands, plan: Plan, out: torch.Tensor, lse: torch.Tensor) ->
     """Fills out [B, T, H, V], contiguous, and lse [B, H, T]."""
     block_m, block_n, warps, stages = _tile(plan, call.q.element_size())
     ahead = plan.WARPGROUPS and not plan.DROPOUT and call.k.shape[1] >= LONG
+    ahead = ahead and plan.TILE > 64  # else the arithmetic takes longer than the products
     plan = dataclasses.replace(plan, BLOCK_M=block_m, BLOCK_N=block_n, AHEAD=ahead)
     gate = call.q if call.gate is None else call.gate
     grid = (tiles_of(call.q.shape[1], block_m, call.cu_seqlens), call.q.shape[2], call.q.shape[0])
@@ -147,6 +147,8 @@ def _tile(plan: Plan, element_size: int) -> tuple[int, int, int, int]:
     the 99 KB of the smallest GPU, with WARPGROUPS in 227 KB."""
     widest = max(plan.TILE + plan.REST, plan.V_TILE)
     if plan.WARPGROUPS and widest <= 192 and plan.V_TILE <= 128:
+        if widest <= 128 and not plan.DROPOUT:
+            return 128, 128, 8, 2 if widest == 128 else 3
         return (64, 64, 4, 2) if plan.DROPOUT and widest <= 64 else (128, 64, 8, 2)
     if element_size == 4:
         return (64, 32, 8, 2) if widest <= 64 else (64 if widest <= 128 else 32, 16, 8, 2)

@@ -61,10 +61,10 @@ def _epilogue(
 def _gemm_kernel(
     a_ptr, b_ptr, c_ptr, bias_ptr, extra_ptr, pre_ptr, M, N, K, K_SLICE,
     stride_am, stride_ak, stride_bk, stride_bn, split_stride,
-    EPILOGUE: tl.constexpr, PRECISION: tl.constexpr,
+    EPILOGUE: tl.constexpr, PRECISION: tl.constexpr, SPLIT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
 ):  # fmt: skip
-    pid, split = tl.program_id(0), tl.program_id(1)
+    pid = tl.program_id(0)
     pid_m, pid_n = tl.swizzle2d(
         pid // tl.cdiv(N, BLOCK_N), pid % tl.cdiv(N, BLOCK_N), tl.cdiv(M, BLOCK_M),
         tl.cdiv(N, BLOCK_N), GROUP_M,
@@ -72,14 +72,17 @@ def _gemm_kernel(
     rows = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
-    k_first = split * K_SLICE  # K_SLICE is a multiple of BLOCK_K
-    depth = K - k_first
-    a_ptr += k_first.to(tl.int64) * stride_ak
-    b_ptr += k_first.to(tl.int64) * stride_bk
+    depth = K
+    if SPLIT:  # K_SLICE is a multiple of BLOCK_K
+        k_first = tl.program_id(1) * K_SLICE
+        depth -= k_first
+        a_ptr += k_first.to(tl.int64) * stride_ak
+        b_ptr += k_first.to(tl.int64) * stride_bk
+        c_ptr += tl.program_id(1).to(tl.int64) * split_stride
     a_ptrs = a_ptr + rows.to(tl.int64)[:, None] * stride_am + k.to(tl.int64)[None, :] * stride_ak
     b_ptrs = b_ptr + k.to(tl.int64)[:, None] * stride_bk + columns.to(tl.int64)[None, :] * stride_bn
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    for i in range(0, tl.cdiv(min(depth, K_SLICE), BLOCK_K)):
+    for i in range(0, tl.cdiv(min(depth, K_SLICE) if SPLIT else depth, BLOCK_K)):
         left = depth - i * BLOCK_K
         a = tl.load(a_ptrs, mask=(rows[:, None] < M) & (k[None, :] < left), other=0.0)
         b = tl.load(b_ptrs, mask=(k[:, None] < left) & (columns[None, :] < N), other=0.0)
@@ -89,7 +92,7 @@ def _gemm_kernel(
     mask = (rows[:, None] < M) & (columns[None, :] < N)
     at = tl.arange(0, BLOCK_M)[:, None] * N + columns[None, :]  # 32 bits do within a tile
     start = pid_m.to(tl.int64) * BLOCK_M * N
-    c_ptr += start + split.to(tl.int64) * split_stride
+    c_ptr += start
     if extra_ptr is not None:
         extra_ptr += start
     if pre_ptr is not None:
@@ -189,13 +192,13 @@ def gemm(
     if splits == 1:
         _gemm_kernel[grid](
             a, b, out, bias, extra, pre, m, n, k, slice_, *strides, 0, EPILOGUE=epilogue,
-            PRECISION=precision, **config,
+            PRECISION=precision, SPLIT=False, **config,
         )  # fmt: skip
         return out
     partial = torch.empty(splits, m, n, dtype=torch.float32, device=a.device)
     _gemm_kernel[grid](
         a, b, partial, None, None, None, m, n, k, slice_, *strides, m * n, EPILOGUE="none",
-        PRECISION=precision, **config,
+        PRECISION=precision, SPLIT=True, **config,
     )  # fmt: skip
     return sum_partials(partial, out, bias=bias, extra=extra, pre=pre, epilogue=epilogue)
 

@@ -15,9 +15,29 @@ from __future__ import annotations
 
 import minitriton as triton
 import minitriton.language as tl
-from minitriton.kernels.situ_gemm import glu_backward, glu_product, product, store_glu, weight_rows
+from minitriton.kernels.situ_gemm import glu_backward, product, store_glu
 
 GROUP = 8  # tiles that walk through the blocks of the weights together and share them in L2
+
+
+@triton.jit
+def weight_rows(first, columns, BLOCK_N: tl.constexpr):
+    """Rows of W13 [2 columns, depth] that belong to the columns from `first` on: BLOCK_N of the
+    gate, then the same of `up`. Columns that are not there wrap round."""
+    n = tl.arange(0, 2 * BLOCK_N)
+    return (first + n % BLOCK_N) % columns + (n // BLOCK_N) * columns
+
+
+@triton.jit
+def glu_product(
+    a_ptrs, b_ptrs, depth, b_stride, EVEN: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """(gate, up) of a left operand [ROWS, depth] and the right one of `weight_rows`, as one wide
+    product: it reads the left operand once."""
+    acc = tl.zeros([ROWS, 2 * BLOCK_N], tl.float32)
+    acc = product(a_ptrs, b_ptrs, acc, depth, 1, b_stride, EVEN, BLOCK_K, PRECISION)
+    return acc.reshape(ROWS, 2, BLOCK_N).permute(0, 2, 1).split()
 
 
 @triton.jit

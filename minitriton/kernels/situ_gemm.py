@@ -66,26 +66,6 @@ def product(
 
 
 @triton.jit
-def weight_rows(first, columns, BLOCK_N: tl.constexpr):
-    """Rows of W13 [2 columns, depth] that belong to the columns from `first` on: BLOCK_N of the
-    gate, then the same of `up`. Columns that are not there wrap round."""
-    n = tl.arange(0, 2 * BLOCK_N)
-    return (first + n % BLOCK_N) % columns + (n // BLOCK_N) * columns
-
-
-@triton.jit
-def glu_product(
-    a_ptrs, b_ptrs, depth, b_stride, EVEN: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """(gate, up) of a left operand [ROWS, depth] and the right one of `weight_rows`, as one wide
-    product: it reads the left operand once."""
-    acc = tl.zeros([ROWS, 2 * BLOCK_N], tl.float32)
-    acc = product(a_ptrs, b_ptrs, acc, depth, 1, b_stride, EVEN, BLOCK_K, PRECISION)
-    return acc.reshape(ROWS, 2, BLOCK_N).permute(0, 2, 1).split()
-
-
-@triton.jit
 def store_glu(
     gate, up, act_ptr, h_ptr, row, n, columns, mask, beta1, beta2,
     CAPPED: tl.constexpr, EXACT: tl.constexpr, SAVE: tl.constexpr,
@@ -107,9 +87,9 @@ def store_glu(
 @triton.jit
 def _forward_kernel(
     x_ptr, w_ptr, act_ptr, h_ptr, x_stride, n_stride, k_stride, rows, columns, depth, beta1, beta2,
-    CAPPED: tl.constexpr, EXACT: tl.constexpr, SAVE: tl.constexpr, EVEN: tl.constexpr,
-    WHOLE: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
+    CAPPED: tl.constexpr, EXACT: tl.constexpr, SAVE: tl.constexpr, WHOLE: tl.constexpr,
+    PRECISION: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    GROUP: tl.constexpr,
 ):  # fmt: skip
     """One tile of SiTU-GLU(x W13^T). WHOLE promises that tiles divide rows and columns."""
     blocks = tl.cdiv(columns, BLOCK_N)
@@ -118,10 +98,22 @@ def _forward_kernel(
     row = tile * ROWS + tl.arange(0, ROWS)
     n = block * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
-    x_ptrs = x_ptr + (row % rows).to(tl.int64)[:, None] * x_stride + k[None, :]
-    wide = weight_rows(block * BLOCK_N, columns, BLOCK_N).to(tl.int64)
-    w_ptrs = w_ptr + wide[None, :] * n_stride + k[:, None] * k_stride
-    gate, up = glu_product(x_ptrs, w_ptrs, depth, k_stride, EVEN, ROWS, BLOCK_N, BLOCK_K, PRECISION)
+    x_ptrs = x_ptr + row.to(tl.int64)[:, None] * x_stride + k[None, :]
+    gate_ptrs = w_ptr + n.to(tl.int64)[None, :] * n_stride + k[:, None] * k_stride
+    up_ptrs = gate_ptrs + columns.to(tl.int64) * n_stride
+    gate = tl.zeros([ROWS, BLOCK_N], tl.float32)
+    up = tl.zeros([ROWS, BLOCK_N], tl.float32)
+    for i in tl.range(tl.cdiv(depth, BLOCK_K)):
+        left = depth - i * BLOCK_K
+        x = tl.load(x_ptrs, mask=(row < rows)[:, None] & (k[None, :] < left), other=0.0)
+        inside = (n < columns)[None, :] & (k[:, None] < left)
+        gate = tl.dot(
+            x, tl.load(gate_ptrs, mask=inside, other=0.0), gate, input_precision=PRECISION
+        )
+        up = tl.dot(x, tl.load(up_ptrs, mask=inside, other=0.0), up, input_precision=PRECISION)
+        x_ptrs += BLOCK_K
+        gate_ptrs += BLOCK_K * k_stride
+        up_ptrs += BLOCK_K * k_stride
     mask = None if WHOLE else (row < rows)[:, None] & (n < columns)[None, :]
     store_glu(
         gate, up, act_ptr, h_ptr, tile * ROWS, n, columns, mask, beta1, beta2, CAPPED, EXACT, SAVE
@@ -218,8 +210,7 @@ def _situ_glu_linear_op(
     _forward_kernel[grid](
         a, w, out, h, a.stride(0), *w.stride(), rows, columns, depth, beta1, beta2 or 1.0,
         CAPPED=beta2 is not None, EXACT=x.dtype != torch.bfloat16, SAVE=save,
-        EVEN=depth % config["BLOCK_K"] == 0, WHOLE=whole, PRECISION="tf32x3", ROWS=tile,
-        GROUP=GROUP, **config,
+        WHOLE=whole, PRECISION="tf32x3", ROWS=tile, GROUP=GROUP, **config,
     )  # fmt: skip
     return out, h
 

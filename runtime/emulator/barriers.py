@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 
 from minitriton.runtime.emulator.checks import Deadlock, DivergentAligned
+from minitriton.runtime.emulator.clocks import BARRIERS
 from minitriton.runtime.emulator.memory import error
 from minitriton.runtime.emulator.module import Ins
 from minitriton.runtime.emulator.operands import lanes_of, reader, writer
-
-BARRIERS = 16
 
 
 class CtaBarriers:
@@ -53,6 +52,13 @@ class CtaBarriers:
                 )
                 raise error(Deadlock, ins, c, lanes[clash], message)
             self.expected[cta, ids] = counts
+        if c.race is not None:
+            early = c.race.barrier_arrive(lanes, ids)
+            if early.any():
+                number = int(ids[np.flatnonzero(early)[0]])
+                message = f"barrier {number} is used again while others may not have passed it"
+                hint = "wait for them before the next bar.arrive, at another barrier"
+                raise error(Deadlock, ins, c, lanes[early], message, hint)
         self.taking_part[ids, lanes] = True
         self.busy += 1
         return self.completed()
@@ -68,10 +74,11 @@ class CtaBarriers:
         freed = np.zeros(c.L, bool)
         for number in np.flatnonzero(done.any(0)):
             in_cta = done[:, number][c.cta_of_lane]
-            members = self.taking_part[number] & in_cta
+            parked = (self.waiting == number) & in_cta
             if c.race is not None:
-                c.race.barrier(np.flatnonzero(members))
-            freed |= (self.waiting == number) & in_cta
+                ctas = np.flatnonzero(done[:, number])
+                c.race.barrier_complete(ctas, int(number), np.flatnonzero(parked))
+            freed |= parked
             self.taking_part[number] &= ~in_cta
         self.arrived[done] = 0
         self.expected[done] = 0

@@ -15,7 +15,7 @@ Location = tuple[str, int, int]
 CHECKS: dict[str, str] = {
     "oob": "accesses outside registered allocations, shared, local and parameter memory",
     "uninit": "use of registers and of shared or local bytes that were never written",
-    "race": "conflicting accesses to shared memory that no barrier orders",
+    "race": "conflicting accesses to shared memory, or to registers of wgmma, that nothing orders",
     "align": "warp-wide instructions executed by part of the warp they name",
     "deadlock": "barriers that can never complete",
 }
@@ -79,6 +79,10 @@ class UninitialisedRead(EmulatorError):
 
 class SharedRace(EmulatorError):
     rule = "shared-race"
+
+
+class RegisterRace(EmulatorError):
+    rule = "register-race"
 
 
 class DivergentAligned(EmulatorError):

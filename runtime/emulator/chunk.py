@@ -18,6 +18,7 @@ from minitriton.runtime.emulator.memory import Arena, GlobalMemory
 from minitriton.runtime.emulator.module import Program
 from minitriton.runtime.emulator.operands import UNSIGNED
 from minitriton.runtime.emulator.races import RaceDetector
+from minitriton.runtime.emulator.register_order import Unfenced
 from minitriton.runtime.emulator.register_pool import Pool
 from minitriton.runtime.emulator.uninit import UninitTracker
 from minitriton.runtime.emulator.warpgroup import ProductEngine
@@ -44,6 +45,7 @@ class Launch:
     output: Any
     granule: int = 4
     entry_undefined: tuple[int, ...] = ()
+    unfenced: Unfenced = field(default_factory=dict)
     bytes: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     flops: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     steps: int = 0

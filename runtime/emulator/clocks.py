@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 _GROUP = 4  # warps of a warpgroup
+BARRIERS = 16  # named barriers of a CTA
 
 
 class Clocks:
@@ -26,6 +27,10 @@ class Clocks:
         #: Per CTA and object, what arrived there, and what a waiter on its last phase learns.
         self.gathered = np.zeros((ctas, 0, self.readers), np.int32)
         self.published = self.gathered
+        #: Per CTA and barrier: what was left there, and when each warp came, now and last time.
+        self.meeting = np.zeros((ctas, BARRIERS, self.readers), np.int32)
+        self.coming = np.zeros((ctas, BARRIERS, warps), np.int32)
+        self.met = np.zeros_like(self.coming)
         self.tick(np.arange(ctas * warps))
 
     def tick(self, warps: np.ndarray) -> None:
@@ -45,14 +50,25 @@ class Clocks:
     def learn(self, warps: np.ndarray, agent: np.ndarray, time: np.ndarray) -> None:
         self.table[warps, agent] = np.maximum(self.table[warps, agent], time)
 
-    def join(self, lanes: np.ndarray) -> None:
-        """All ``lanes`` (of any number of CTAs) passed one barrier per CTA together."""
-        warps = np.unique(lanes >> 5)
-        cta = self.cta[warps]
-        known = np.zeros((self.ctas, self.table.shape[1]), np.int32)
-        np.maximum.at(known, cta, self.table[warps])
-        self.table[warps] = known[cta]
+    # -- barriers
+    def arrive(self, lanes: np.ndarray, barriers: np.ndarray) -> np.ndarray:
+        """The warps of ``lanes`` leave what they know at barriers of their CTAs. Which of the lanes
+        may come too early: their warp does not know that all others came to the last meeting."""
+        warps, first = np.unique(lanes >> 5, return_index=True)
+        place = self.cta[warps], barriers[first]
+        early = (self.met[place] > self.table[warps, : self.warps]).any(1)
+        np.maximum.at(self.meeting, place, self.table[warps])
+        self.coming[(*place, self.local[warps])] = self.own(warps)
         self.tick(warps)
+        return np.isin(lanes >> 5, warps[early])
+
+    def meet(self, ctas: np.ndarray, barrier: int, waiting: np.ndarray) -> None:
+        """A barrier of some CTAs is complete: lanes that waited learn what all left there."""
+        warps = np.unique(waiting >> 5)
+        self.table[warps] = np.maximum(self.table[warps], self.meeting[self.cta[warps], barrier])
+        self.met[ctas, barrier] = self.coming[ctas, barrier]
+        self.coming[ctas, barrier] = 0
+        self.meeting[ctas, barrier] = 0
 
     # -- objects
     def add_object(self) -> int:
@@ -60,6 +76,7 @@ class Clocks:
         self.table = np.pad(self.table, ((0, 0), (0, 1)))
         self.gathered = np.pad(self.gathered, ((0, 0), (0, 1), (0, 1)))
         self.published = np.pad(self.published, ((0, 0), (0, 1), (0, 1)))
+        self.meeting = np.pad(self.meeting, ((0, 0), (0, 0), (0, 1)))
         self.objects += 1
         return self.objects - 1
 

@@ -30,6 +30,7 @@ from minitriton.runtime.emulator.module import (
     type_bytes,
 )
 from minitriton.runtime.emulator.parser import parse
+from minitriton.runtime.emulator.register_order import Unfenced, unfenced_products
 from minitriton.runtime.emulator.scheduler import Scheduler, describe_state
 from minitriton.runtime.emulator.uninit import maybe_undefined
 
@@ -49,6 +50,7 @@ class _Entry:
     register_bytes: int
     granule: int
     undefined: tuple[int, ...] | None = None
+    unfenced: Unfenced | None = None
 
 
 class Emulator:
@@ -119,6 +121,8 @@ class Emulator:
         chosen = selected(checks)
         if "uninit" in chosen and found.undefined is None:
             found.undefined = maybe_undefined(found.program)
+        if "race" in chosen and found.unfenced is None:
+            found.unfenced = unfenced_products(found.program)
         launch = Launch(
             program=found.program,
             blocks=found.blocks,
@@ -134,6 +138,7 @@ class Emulator:
             output=sys.stdout if stdout is None else stdout,
             granule=found.granule,
             entry_undefined=found.undefined or (),
+            unfenced=found.unfenced if "race" in chosen and found.unfenced else {},
             max_steps=max_steps,
         )
         with numerics.quiet():

@@ -229,9 +229,13 @@ class RaceDetector:
         )  # fmt: skip
 
     # -- ordering
-    def barrier(self, lanes: np.ndarray) -> None:
-        """All ``lanes`` (of any number of CTAs) passed one barrier per CTA together."""
-        self.clocks.join(lanes)
+    def barrier_arrive(self, lanes: np.ndarray, barriers: np.ndarray) -> np.ndarray:
+        """``lanes`` come to barriers of their CTAs; which of them may come too early."""
+        return self.clocks.arrive(lanes, barriers)
+
+    def barrier_complete(self, ctas: np.ndarray, barrier: int, waiting: np.ndarray) -> None:
+        """A barrier of some CTAs is complete; lanes that only arrived there learn nothing."""
+        self.clocks.meet(ctas, barrier, waiting)
 
     def warp_sync(self, lanes: np.ndarray) -> None:
         """bar.warp.sync orders lanes of one warp, which are one agent here."""

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from minitriton.runtime.emulator import minifloat
-from minitriton.runtime.emulator.checks import UninitialisedRead
+from minitriton.runtime.emulator.checks import RegisterRace, UninitialisedRead
 from minitriton.runtime.emulator.formats import F32, F64, canonical_f32, to_f32
 from minitriton.runtime.emulator.fragments import a_positions
 from minitriton.runtime.emulator.matrix import _stack, _whole_warps
@@ -39,11 +39,12 @@ class Product:
     """One wgmma of some warps; arrays have a row per warp."""
 
     ins: Ins
-    land: Callable[[Any, np.ndarray, np.ndarray | None, np.ndarray], None]
+    land: Callable[[Any, Product], None]
     warps: np.ndarray
     group: np.ndarray
     left: np.ndarray | None  # arena offsets of A's elements; None: A is in registers
     right: np.ndarray  # arena offsets of B's elements
+    keep: np.ndarray  # by lane, whether the product is added to what was there
     landed: bool
     size: int  # bytes of an element
 
@@ -51,7 +52,7 @@ class Product:
         left = None if self.left is None else self.left[pick]
         return Product(
             self.ins, self.land, self.warps[pick], self.group[pick], left, self.right[pick],
-            self.landed, self.size,
+            self.keep[pick], self.landed, self.size,
         )  # fmt: skip
 
     def chunks(self) -> np.ndarray:
@@ -157,7 +158,7 @@ class ProductEngine:
         self.pending = kept
 
     def _land(self, product: Product) -> None:
-        product.land(self.c, product.warps, product.left, product.right)
+        product.land(self.c, product)
         product.landed = True
         self.c.progress += 1
 
@@ -222,17 +223,17 @@ def _product(ins: Ins) -> Step:
     fragment = a_positions(16, depth, 4 // size)
     row, column = _accumulator(columns)
 
-    def land(c: Any, warps: np.ndarray, left: Any, right: np.ndarray) -> None:
-        lanes = _lanes(warps)
-        if left is None:
-            x = operand_values(_stack(c, lanes, read_a, len(warps)), a_type)[:, fragment]
+    def land(c: Any, product: Product) -> None:
+        lanes = _lanes(product.warps)
+        if product.left is None:
+            x = operand_values(_stack(c, lanes, read_a, len(product.warps)), a_type)[:, fragment]
         else:
-            x = _values(c, left, a_type, bool(a_mn))
-        y = _values(c, right, b_type, not b_mn)
+            x = _values(c, product.left, a_type, bool(a_mn))
+        y = _values(c, product.right, b_type, not b_mn)
         total = np.matmul(x, y)[:, row, column]  # [warps, registers, 32]
-        keep = np.broadcast_to(read_flag(c, lanes), lanes.shape).reshape(len(warps), 32)
         for j, (read, write) in enumerate(sums):
-            before = np.where(keep, read(c, lanes).view(F32).reshape(-1, 32), 0).astype(F64)
+            old = read(c, lanes).view(F32).reshape(-1, 32)
+            before = np.where(product.keep, old, 0).astype(F64)
             after = canonical_f32((before + total[:, j]).astype(F32))
             write(c, lanes, np.ascontiguousarray(after).reshape(-1))
 
@@ -249,8 +250,12 @@ def _product(ins: Ins) -> Step:
                 left[pick] = _offsets(ins, c, warps[pick], descriptor[pick], rows, size, bool(a_mn))
         descriptor = _uniform(ins, read_b(c, ix), len(warps))
         right = _offsets(ins, c, warps, descriptor, np.arange(columns), size, bool(b_mn))
+        keep = np.broadcast_to(read_flag(c, ix), (32 * len(warps),)).reshape(-1, 32).copy()
         engine: ProductEngine = c.engines["wgmma"]
-        product = Product(ins, land, warps, engine.committed[warps], left, right, False, size)
+        group = engine.committed[warps]
+        product = Product(ins, land, warps, group, left, right, keep, False, size)
+        if ins.pc in c.launch.unfenced:
+            _refuse_unfenced(ins, c, warps)
         _check_defined(ins, c, product)
         engine.issue(product)
         c.flops[f"mma_{a_type}"] += 2 * 16 * columns * depth * len(warps)
@@ -285,6 +290,15 @@ def _check_defined(ins: Ins, c: Any, product: Product) -> None:
         hint = "wait for the copies, or copy the whole tile"
         what = "wgmma reads shared memory that was never written"
         raise error(UninitialisedRead, ins, c, product.warps[bad] * 32, what, hint)
+
+
+def _refuse_unfenced(ins: Ins, c: Any, warps: np.ndarray) -> None:
+    rival = c.launch.unfenced[ins.pc]
+    what = "no wgmma.fence comes before the product"
+    if rival is not None:
+        what = f"no wgmma.fence orders the product after PTX line {rival.line} ({rival.op})"
+    hint = "wgmma.fence must follow the last access to accumulators and to A in registers"
+    raise error(RegisterRace, ins, c, warps * 32, f"{what}, which uses its registers", hint)
 
 
 def wgmma(ins: Ins) -> Step:

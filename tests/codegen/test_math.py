@@ -123,6 +123,15 @@ def test_special_values(element):
         )
 
 
+def test_exp2_has_no_subnormal_results():
+    inputs = np.repeat(np.array([-149, -127, -126.5, -140, -126, -125, 0, 127], np.float32), 8)
+    got, ptx = evaluate("exp2", inputs, "f32")
+    expected = np.exp2(inputs)
+    assert (got[inputs < -126] == 0).all() and (expected[inputs < -126] > 0).all()
+    np.testing.assert_allclose(got[32:], expected[32:], rtol=2e-7)
+    assert "ex2.approx.ftz.f32" in ptx
+
+
 def test_f64_exp_at_the_ends_of_the_range():
     inputs = np.linspace(-746, 711, 64)
     with np.errstate(all="ignore"):

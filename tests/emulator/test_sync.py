@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from minitriton.runtime.emulator import Deadlock, DivergentAligned
+from minitriton.runtime.emulator import Deadlock, DivergentAligned, SharedRace
 from tests.emulator.ptx_harness import evaluate, kernel, run
 
 RNG = np.random.default_rng(11)
@@ -377,3 +377,49 @@ WAIT:
 """
     with pytest.raises(Deadlock, match="spin"):
         run(kernel(body), np.zeros(4, np.uint32), words(), block=64, grid=2)
+
+
+TURNS = """
+    setp.ge.u32 %p1, %r1, 32;
+    @%p1 bra OTHER;
+    bar.arrive 1, 64;
+    // FIRST
+    bar.arrive 1, 64;
+    bra DONE;
+OTHER:
+    bar.sync 1, 64;
+    // SECOND
+    bar.sync 1, 64;
+DONE:
+    st.global.u32 [%d1], %r1;
+"""
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_barrier_is_not_used_again_before_all_passed_it(schedule: str) -> None:
+    with pytest.raises(Deadlock, match="barrier 1 is used again"):
+        evaluate(TURNS, words(64), 64, schedule=schedule, checks=("race",))
+    ordered = TURNS.replace("// FIRST", "bar.sync 2, 64;").replace("// SECOND", "bar.arrive 2, 64;")
+    got = evaluate(ordered, words(64), 64, schedule=schedule, checks=("race",))
+    np.testing.assert_array_equal(got, np.arange(64))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_who_only_arrives_learns_nothing(schedule: str) -> None:
+    declarations = ".shared .align 4 .b8 s[256];"
+    body = """
+    shl.b32 %r5, %r1, 2;
+    setp.ge.u32 %p1, %r1, 32;
+    @%p1 bra OTHER;
+    bar.arrive 1, 64;
+    ld.shared.u32 %r6, [%r5+128];
+    bra DONE;
+OTHER:
+    st.shared.u32 [%r5], %r1;
+    bar.sync 1, 64;
+DONE:
+"""
+    with pytest.raises(SharedRace):
+        evaluate(
+            body, words(64), 64, declarations=declarations, schedule=schedule, checks=("race",)
+        )

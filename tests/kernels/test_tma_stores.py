@@ -121,13 +121,16 @@ def test_sizes(device, shape, blocks, options, boxes, dtype):
 
 @pytest.mark.parametrize("landing", ["early", "late", "random"])
 def test_a_large_tile(device, landing, monkeypatch):
+    """Warp specialised and persistent: each CTA stores several tiles, each in four pieces."""
     monkeypatch.setenv("MINITRITON_LANDING", landing)
-    a, b = operands(device, 250, 297, 96)
-    c, whole = result(device, 250, 297)
+    a, b = operands(device, 270, 297, 96)
+    c, whole = result(device, 270, 297)
     compiled = run(a, b, c, (128, 256, 64), num_warps=8)
     check(a, b, c, whole)
-    assert stored(compiled) == 4 and not threads_store(compiled)
-    assert compiled.asm["ptx"].count("cp.async.bulk.commit_group") == 1  # in the loop's memory
+    ptx = compiled.asm["ptx"]
+    assert "setmaxnreg" in ptx and "cp.async.bulk.wait_group.read 1" in ptx
+    assert stored(compiled) == ptx.count("cp.async.bulk.commit_group") == 4
+    assert not threads_store(compiled)
 
 
 @pytest.mark.parametrize(("rows", "dtype"), [(200, BF16), (208, torch.float32)], ids=str)

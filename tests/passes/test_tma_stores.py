@@ -238,17 +238,23 @@ def test_a_budget_of_the_module(kernel):
 
 
 def test_memory_that_a_loop_has_done_with(kernel):
-    """The tile goes as a whole where that takes no more memory than the loop did."""
-    arguments = {**HALVES, "K": "i32:16", "BM": 128, "BN": 256}
-    for block, pieces, size in ((64, 1, 65536), (16, 4, 32768)):
-        kern = kernel(
-            store_kernels.pipelined, **arguments, BK=block, target="sm_90a", num_warps=8
-        )  # fmt: skip
-        module = kern.compile()
+    """The tile goes as a whole where that takes no more memory than the loop did; where loops go on
+    with the next program, it does not."""
+    arguments = {**HALVES, "K": "i32:16", "BM": 128, "BN": 256, "num_warps": 8}
+    arrays = [halves(128, 48), halves(48, 256), halves(128, 256)]
+    for block, specialize, pieces, size in (
+        (64, False, 1, 65536),
+        (16, False, 4, 32768),
+        (64, True, 4, 32768),
+    ):
+        kern = kernel(store_kernels.pipelined, **arguments, BK=block, target="sm_90a")
+        module = kern.compile(specialize=specialize)
         assert len(ops_named(module, "mt.tma_store")) == pieces
         assert f": {size} bytes" in remarks_of(module)[-1]
-    arrays = [halves(128, 48), halves(48, 256), halves(128, 256)]
-    kern.check(arrays, [48])
+        assert ("mt.persistent" in module.operation.attributes) == specialize
+        waits = ops_named(module, "mt.tma_store_wait")
+        assert all("read" in op.attributes for op in waits)
+    kernel(store_kernels.pipelined, **arguments, BK=16, target="sm_90a").check(arrays, [48])
 
 
 def test_stores_of_one_block_are_awaited_together(kernel):
@@ -311,7 +317,8 @@ def test_smaller_pieces_where_memory_is_short(kernel):
         passes = tile_pipeline(target, PassOptions(check=True))
         names = [p.name for p in passes]
         run_pipeline(module, passes[: names.index("tma_stores")])
-        used = tma_stores.bytes_with(kernel_of(module), [], 1024)
+        exchanges = [op.operands[1].owner.operation for op in ops_named(module, "mt.store")]
+        used = tma_stores.bytes_with(kernel_of(module), [], 1024, exchanges)
         small = Target("sm_90a", 90, 84, used + (1 << 15) - spare, target.features)
         tma_stores.run(module, small, PassOptions(check=True))
         (remark,) = [text for text in remarks_of(module) if "store by TMA" in text]

@@ -18,12 +18,12 @@ def attend_keys(
     v_ptrs += lo * stride_v
     for start in range(lo, hi, BLOCK_N):
         k = tl.load(k_ptrs)
-        scores = tl.dot(q, k) * scale
+        scores = tl.dot(q, k)
         if MASKED:
             seen = offs_m[:, None] >= (start + offs_n)[None, :]
             scores = tl.where(seen, scores, -1.0e30)
-        m_new = tl.maximum(m_i, tl.max(scores, 1))
-        p = tl.exp2(scores - m_new[:, None])
+        m_new = tl.maximum(m_i, tl.max(scores, 1) * scale)
+        p = tl.exp2(scores * scale - m_new[:, None])
         alpha = tl.exp2(m_i - m_new)
         l_i = l_i * alpha + tl.sum(p, 1)
         v = tl.load(v_ptrs)

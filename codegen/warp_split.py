@@ -1,0 +1,97 @@
+"""Where warps part: one thread of the producer warps copies, the others hold the tiles.
+
+setmaxnreg moves registers from the producers to the others, whole warpgroups at a time. A barrier
+of the others has a number of its own, and counts them alone.
+"""
+
+from __future__ import annotations
+
+from minitriton.codegen.lower import CONSUMER_BARRIER, Lowering, Role, integer_attribute
+from minitriton.codegen.shared_address import shared_word
+from minitriton.codegen.warpgroup import warpgroup
+from minitriton.ir.diagnostics import InternalError
+from minitriton.ir.mlir import ir
+
+WARPGROUP = 4  # warps
+FIRST_TURN_BARRIER = CONSUMER_BARRIER + 1  # one for each of two warpgroups
+# Registers per thread, for two warpgroups that hold tiles; in all no more than at the launch, 168.
+PRODUCER_REGISTERS = 24
+CONSUMER_REGISTERS = 240
+
+
+def lower_split_warps(lowering: Lowering, op: ir.Operation) -> None:
+    """Everything that follows in the block, once for each role."""
+    ops = [view.operation for view in op.block.operations]
+    rest = ops[ops.index(op) + 1 : -1]
+    first_group = lowering.num_warps // WARPGROUP
+    is_producer = lowering.compare("eq", warpgroup(lowering), first_group)
+
+    def produce() -> list[ir.Value]:
+        _set_registers(lowering, "dec", PRODUCER_REGISTERS)
+        chosen = lowering.compare("eq", lowering.thread_id, 32 * lowering.num_warps)
+        lowering.branch(chosen, (), copy, list)
+        return []
+
+    def copy() -> list[ir.Value]:
+        lowering.role = Role.PRODUCER
+        if lowering.producer is None:
+            raise InternalError("codegen", "the producer's function is missing")
+        body = lowering.producer.regions[0].blocks[0]
+        lowering.inline(body, [lowering.value(a) for a in op.block.arguments])
+        lowering.role = Role.ALL
+        return []
+
+    def consume() -> list[ir.Value]:
+        _set_registers(lowering, "inc", CONSUMER_REGISTERS)
+        lowering.role = Role.CONSUMERS
+        lowering.lower_ops(rest)
+        lowering.role = Role.ALL
+        return []
+
+    lowering.branch(is_producer, (), produce, consume)
+
+
+def _set_registers(lowering: Lowering, how: str, count: int) -> None:
+    lowering.asm(f"setmaxnreg.{how}.sync.aligned.u32 {count};", "", [])
+
+
+def lower_mbarrier_arrive(lowering: Lowering, op: ir.Operation) -> None:
+    barrier, runs = map(lowering.scalar, op.operands)
+    first = lowering.once("first lane", lambda: lowering.compare("eq", lowering.lane_id, 0))
+    lowering.asm("bar.warp.sync 0xffffffff;", "~{memory}", [])
+    lowering.asm(
+        "@$0 mbarrier.arrive.shared::cta.b64 _, [$1];",
+        "b,r,~{memory}", [], [lowering.and_(first, runs), shared_word(lowering, barrier)],
+    )  # fmt: skip
+
+
+def lower_turn_wait(lowering: Lowering, op: ir.Operation) -> None:
+    own = lowering.add(warpgroup(lowering), FIRST_TURN_BARRIER)
+    _turn(lowering, op, "sync", own)
+
+
+def lower_turn_pass(lowering: Lowering, op: ir.Operation) -> None:
+    last = lowering.int32(FIRST_TURN_BARRIER + 1)
+    _turn(lowering, op, "arrive", lowering.binary("subi", last, warpgroup(lowering)))
+
+
+def _turn(lowering: Lowering, op: ir.Operation, how: str, number: ir.Value) -> None:
+    """One warpgroup waits at its barrier, the other only arrives there."""
+
+    def meet() -> list[ir.Value]:
+        lowering.asm(f"bar.{how} $0, {2 * 32 * WARPGROUP};", "r,~{memory}", [], [number])
+        return []
+
+    if "mt.group" not in op.attributes:
+        meet()
+        return
+    group = integer_attribute(op, "mt.group")
+    lowering.branch(lowering.compare("eq", warpgroup(lowering), group), (), meet, list)
+
+
+RULES = {
+    "mt.split_warps": lower_split_warps,
+    "mt.mbarrier_arrive": lower_mbarrier_arrive,
+    "mt.turn_wait": lower_turn_wait,
+    "mt.turn_pass": lower_turn_pass,
+}

@@ -1,0 +1,19 @@
+"""How a kernel says what its producer warps do beside those that hold tiles."""
+
+from __future__ import annotations
+
+from minitriton.ir.mlir import ir
+
+PRODUCER = "mt.producer"  # marks ops that only the producer runs
+PRODUCER_SUFFIX = "_producer"  # of the function with all that it runs
+
+
+def producer_of(module: ir.Module) -> ir.Operation | None:
+    """The producer's function; None where the kernel has no such warps."""
+    for view in module.body.operations:
+        op = view.operation
+        if op.name == "func.func":
+            name = ir.StringAttr(op.attributes["sym_name"]).value
+            if name.endswith(PRODUCER_SUFFIX) and op != module.body.operations[0].operation:
+                return op
+    return None

@@ -1,0 +1,74 @@
+"""Rows that every warp loads for itself, in the layout in which it needs them.
+
+    before: %r = load %p; convert_layout %r     after: load %q, with %q in the result's layout
+
+Where a producer warp copies the tiles, threads should not meet for a row of numbers: each reads its
+own, from L1 mostly. Requires: the addresses and the mask are elementwise functions of ranges and
+scalars (`can_load_directly`).
+"""
+
+from __future__ import annotations
+
+from minitriton.ir.builder import Builder
+from minitriton.ir.dialect import shape_of
+from minitriton.ir.mlir import ir
+from minitriton.passes.op_classes import is_elementwise, is_tile
+from minitriton.passes.traversal import Value, attributes_of, defining_op, splat_constant
+
+_MADE_ANYWHERE = frozenset(("mt.make_range", "mt.splat"))
+
+
+def can_load_directly(load: ir.Operation) -> bool:
+    """Whether a load of rank 1 whose results all change layout can be made in another layout."""
+    return len(load.results[0].type.shape) == 1 and all(map(_can_remake, load.operands))
+
+
+def _can_remake(value: Value) -> bool:
+    if not is_tile(value):
+        return True
+    op = defining_op(value)
+    if op is None:
+        return False
+    if op.name == "arith.constant":
+        return splat_constant(op) is not None
+    if op.name in _MADE_ANYWHERE:
+        return True
+    return is_elementwise(op.name) and not len(op.regions) and all(map(_can_remake, op.operands))
+
+
+def load_directly(load: ir.Operation) -> None:
+    """Replaces the changes of layout behind `load` by loads of their own."""
+    for user in {use.owner.operation for use in load.results[0].uses}:
+        encoding = user.results[0].type.encoding
+        builder = Builder(ir.InsertionPoint(load), load.location)
+        made: dict[Value, Value] = {}
+        operands = [_remake(value, encoding, made, builder) for value in load.operands]
+        attributes = attributes_of(load)
+        attributes.pop("operandSegmentSizes")
+        result = builder.op("mt.load", user.results[0].type, operands, attributes)
+        user.results[0].replace_all_uses_with(result)
+        user.erase()
+    load.erase()
+
+
+def _remake(
+    value: Value, encoding: ir.Attribute, made: dict[Value, Value], builder: Builder
+) -> Value:
+    """`value` with another layout, at the builder's place."""
+    if not is_tile(value):
+        return value
+    if value in made:
+        return made[value]
+    op = defining_op(value)
+    assert op is not None, "checked before"
+    type_ = ir.RankedTensorType.get(
+        list(shape_of(value.type) or ()), value.type.element_type, encoding=encoding
+    )
+    if op.name == "arith.constant":
+        scalar = splat_constant(op)
+        found = ir.DenseElementsAttr.get_splat(type_, scalar)
+        made[value] = builder.op("arith.constant", type_, (), {"value": found})
+        return made[value]
+    operands = [_remake(operand, encoding, made, builder) for operand in op.operands]
+    made[value] = builder.op(op.name, type_, operands, attributes_of(op))
+    return made[value]

@@ -1,0 +1,312 @@
+"""Pipelined loops whose copies a producer warp makes: warp specialisation.
+
+    before: for { %a = load %p; dot(convert %a) }
+    after:  for { wait empty; expect full; tma_copy {all mt.producer}
+                  wait full; warpgroup_dot slot; arrive empty }
+
+Both kinds of warps run the loop, each its part of it (`producer_slice`), so that the producer is up
+to `stages` iterations ahead and the others never meet at a barrier: one warpgroup multiplies while
+another does arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from minitriton.ir.builder import Builder, i32_attr
+from minitriton.ir.encoding import mem_type
+from minitriton.ir.linear_layout import LinearLayout
+from minitriton.ir.mlir import ir
+from minitriton.ir.tensor_map_specs import add_spec
+from minitriton.ir.warp_roles import PRODUCER
+from minitriton.passes.affine import AffineAnalysis
+from minitriton.passes.ahead_of_time import AheadOfTime
+from minitriton.passes.map_terms import Rebuild
+from minitriton.passes.multi_buffer import Staged, is_equal, next_parity, next_slot, read_from
+from minitriton.passes.products_in_flight import (
+    Flights,
+    after,
+    keep_in_flight,
+    last_met,
+    take_results,
+)
+from minitriton.passes.rings import Ring, RingSet, SlotSpec, barrier_at
+from minitriton.passes.tensor_maps import MapPlan
+from minitriton.passes.tma_copies import copy_boxes, described
+from minitriton.passes.traversal import Value, attributes_of, ops_of, terminator_of
+from minitriton.passes.warpgroup_dots import use_warpgroups
+
+NE, SLT = 1, 2  # arith.cmpi predicates
+_VIEWS = frozenset(("mt.mem_index", "mt.mem_trans"))
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a load's tiles go: buffer number `index` of a ring."""
+
+    ring: Ring
+    index: int
+    load: ir.Operation
+    map: MapPlan | None
+    order: tuple[int, ...]
+    bytes: int
+    slot: LinearLayout
+    fixed: bool = False
+
+    def at(self, index: Value, builder: Builder) -> Value:
+        return self.ring.tile(self.index, index, builder)
+
+
+def groups_of(loop: ir.Operation, staged: Sequence[Staged]) -> list[list[Staged]]:
+    """The loads by what reads them: those that are needed together share a ring."""
+    place = {op: number for number, op in enumerate(ops_of(loop.regions[0].blocks[0]))}
+    groups: dict[tuple[int, ...], list[Staged]] = {}
+    for s in staged:
+        readers = {place[_in_body(user, loop)] for user in _users(s.load.results[0])}
+        groups.setdefault(tuple(sorted(readers)), []).append(s)
+    return list(groups.values())
+
+
+def _users(value: Value) -> list[ir.Operation]:
+    """What uses `value`, also through changes of layout."""
+    found = []
+    for use in value.uses:
+        user = use.owner.operation
+        through = user.name in ("mt.convert_layout", "mt.trans")
+        found += _users(user.results[0]) if through else [user]
+    return found
+
+
+def _in_body(op: ir.Operation, loop: ir.Operation) -> ir.Operation:
+    """The op of the loop's body that `op` is or is inside."""
+    while op.parent.operation != loop:
+        op = op.parent.operation
+    return op
+
+
+def specialize_loop(
+    module: ir.Module, loop: ir.Operation, moving: Rows, fixed: Rows | None, ahead: AheadOfTime,
+    analysis: AffineAnalysis,
+) -> tuple[ir.Operation, bool]:  # fmt: skip
+    """Replaces `loop`: the copies of `moving` loads go through their rings in every iteration,
+    those of `fixed` ones once. The new loop, and whether warpgroups take turns in it."""
+    builder = Builder(ir.InsertionPoint(loop), loop.location)
+    state = moving.rings.state
+    types = [v.type for v in (*list(loop.operands)[3:], *state)]
+    new = builder.create("scf.for", types, [*loop.operands, *state], attributes_of(loop), 1)
+    loop.regions[0].blocks[0].append_to(new.regions[0])
+    body = new.regions[0].blocks[0]
+    slot, parity = (body.add_argument(v.type, loop.location) for v in state)
+    if fixed is not None:
+        _copy_once(module, new, fixed, ahead, analysis)
+    places = moving.places()
+    for group in places:
+        ops = ops_of(body)
+        last = max((place.load for place in group), key=ops.index)
+        at = Builder(ir.InsertionPoint(last), last.location)
+        _produce(module, group, slot, parity, analysis, lambda value: value, at)
+    views = [[read_from(place, slot) for place in group] for group in places]
+    flights = keep_in_flight(body, use_warpgroups(body))
+    stages = moving.rings.stages
+    end = terminator_of(body)
+    tail = Builder(ir.InsertionPoint(end), loop.location)
+    following = [next_slot(slot, stages, tail), next_parity(parity, slot, stages, tail)]
+    tail.create("scf.yield", [], [*end.operands, *following])
+    end.erase()
+    consumer = _Consumer(new, flights, stages)
+    late = [
+        ring
+        for ring, found in zip(moving.rings.rings, views, strict=True)
+        if consumer.consume(ring, found, slot, parity)
+    ]
+    turns = _take_turns(new, flights)
+    for s in moving.loads + (fixed.loads if fixed is not None else []):
+        s.load.erase()
+    for index, result in enumerate(loop.results):
+        result.replace_all_uses_with(new.results[index])
+    take_results(new, flights, builder)
+    moving.rings.state = new.results[len(loop.results)], new.results[len(loop.results) + 1]
+    if late or fixed is not None:
+        builder.create("mt.warpgroup_wait", [], [], {"pending": i32_attr(0)})
+    if late:
+        _release_last(late, new, moving.rings.state[0], stages, builder)
+    if fixed is not None:
+        _release_once(fixed.rings, builder)
+    loop.erase()
+    return new, turns
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Loads in groups and the rings that they go through, one for each group."""
+
+    groups: Sequence[Sequence[Staged]]
+    rings: RingSet
+
+    @property
+    def loads(self) -> list[Staged]:
+        return [s for group in self.groups for s in group]
+
+    def places(self) -> list[list[_Place]]:
+        return [
+            [
+                _Place(ring, index, s.load, s.map, s.order, s.bytes, s.slot)
+                for index, s in enumerate(group)
+            ]
+            for ring, group in zip(self.rings.rings, self.groups, strict=True)
+        ]
+
+
+def _copy_once(
+    module: ir.Module, loop: ir.Operation, fixed: Rows, ahead: AheadOfTime,
+    analysis: AffineAnalysis,
+) -> None:  # fmt: skip
+    """Before the loop: copies of tiles that are the same in every iteration, and the wait."""
+    builder = Builder(ir.InsertionPoint(loop), loop.location)
+    slot, parity = fixed.rings.state
+    known: dict[Value, Value] = {}
+    for group in fixed.places():
+        _produce(
+            module, group, slot, parity, analysis,
+            lambda value: ahead.clone(value, known, builder), builder,
+        )  # fmt: skip
+        for place in group:
+            read_from(place, slot)
+        full = barrier_at(group[0].ring.full, slot, builder)
+        builder.create("mt.mbarrier_wait", [], [full, parity])
+
+
+def _release_once(rings: RingSet, builder: Builder) -> None:
+    """After the loop: the tiles that were the same in every iteration."""
+    slot, parity = rings.state
+    always = builder.constant(ir.IntegerType.get_signless(1), 1)
+    for ring in rings.rings:
+        builder.create("mt.mbarrier_arrive", [], [barrier_at(ring.empty, slot, builder), always])
+    one = builder.constant(parity.type, 1)
+    rings.state = slot, builder.op("arith.xori", parity.type, [parity, one])
+
+
+def _produce(
+    module: ir.Module, group: Sequence[_Place], slot: Value, parity: Value,
+    analysis: AffineAnalysis, rebuild: Rebuild, builder: Builder,
+) -> None:  # fmt: skip
+    """The copies into one ring's slot, where all their coordinates are known."""
+    ring = group[0].ring
+    mark = {PRODUCER: ir.UnitAttr.get()}
+    always = builder.constant(ir.IntegerType.get_signless(1), 1)
+    other = builder.op("arith.xori", parity.type, [parity, builder.constant(parity.type, 1)])
+    empty, full = (barrier_at(b, slot, builder) for b in (ring.empty, ring.full))
+    builder.create("mt.mbarrier_wait", [], [empty, other], mark)
+    count = {"bytes": i32_attr(sum(place.bytes for place in group))}
+    builder.create("mt.mbarrier_expect", [], [full, always], mark | count)
+    for place in group:
+        number = add_spec(module.operation, described(place, analysis))
+        to = place.at(slot, builder)
+        copy = copy_boxes(place, to, full, always, number, analysis, rebuild, builder)
+        copy.attributes[PRODUCER] = ir.UnitAttr.get()
+
+
+def _take_turns(loop: ir.Operation, flights: Flights) -> bool:
+    """Where products are waited for before arithmetic, the warpgroups take turns: one multiplies
+    while the other calculates. A loop begins, and ends, with the turn of the first warpgroup
+    (`Rings.take_turns`). Whether they do.
+    Source: Shah et al., FlashAttention-3, arXiv 2407.08608, section 3.1."""
+    ops = ops_of(loop.regions[0].blocks[0])
+    dots = [op for op in ops if op.name == "mt.warpgroup_dot"]
+    if len(dots) < 2 or dots[0] not in flights.ended:
+        return False
+    end, carried = flights.ended[dots[0]]
+    if carried or end == dots[0]:
+        return False
+    before = [dot for dot in dots if ops.index(dot) < ops.index(end)]
+    later = dots[len(before) :]
+    # those after the arithmetic go together with those before it, of the next iteration
+    Builder(ir.InsertionPoint((later or dots)[0]), loop.location).create("mt.turn_wait", [], [])
+    after(before[-1]).create("mt.turn_pass", [], [])
+    if later:
+        around = Builder(ir.InsertionPoint(loop), loop.location)
+        around.create("mt.turn_wait", [], [])
+        after(loop).create("mt.turn_pass", [], [])
+    return True
+
+
+class _Consumer:
+    """The waits and arrivals of the warps that multiply, in the body of one loop."""
+
+    def __init__(self, loop: ir.Operation, flights: Flights, stages: int) -> None:
+        self._loop, self._flights, self._stages = loop, flights, stages
+        self._body = loop.regions[0].blocks[0]
+
+    def consume(self, ring: Ring, views: Sequence[Value], slot: Value, parity: Value) -> bool:
+        """Waits for a slot before its first reader, gives it back after the last; whether that is
+        in the next iteration."""
+        ops = ops_of(self._body)
+        readers = {_in_body(op, self._loop) for view in views for op in _readers(view)}
+        first = min(readers, key=ops.index)
+        builder = Builder(ir.InsertionPoint(first), first.location)
+        builder.create("mt.mbarrier_wait", [], [barrier_at(ring.full, slot, builder), parity])
+        ends = [self._end(op) for op in readers]
+        late = any(carried for _, carried in ends)
+        ops = ops_of(self._body)
+        last = max((op for op, carried in ends if carried == late), key=ops.index)
+        builder = after(last)
+        if late:
+            lower = self._loop.operands[0]
+            runs = _compare(NE, self._body.arguments[0], lower, builder)
+            slot = _slot_before(slot, self._stages, builder)
+        else:
+            runs = builder.constant(ir.IntegerType.get_signless(1), 1)
+        arrive = [barrier_at(ring.empty, slot, builder), runs]
+        builder.create("mt.mbarrier_arrive", [], arrive)
+        return late
+
+    def _end(self, reader: ir.Operation) -> tuple[ir.Operation, bool]:
+        """The op after which a reader is done, and whether that is in the next iteration."""
+        if "mt.in_flight" not in reader.attributes:
+            return reader, False
+        return self._flights.ended.get(reader) or (last_met(self._flights), True)
+
+
+def _readers(view: Value) -> list[ir.Operation]:
+    found = []
+    for use in view.uses:
+        user = use.owner.operation
+        found += _readers(user.results[0]) if user.name in _VIEWS else [user]
+    return found
+
+
+def _release_last(
+    rings: Sequence[Ring], loop: ir.Operation, slot: Value, stages: int, builder: Builder
+) -> None:
+    """After the loop: the slots that its last iteration still read."""
+    lower, upper = list(loop.operands)[:2]
+    runs = _compare(SLT, lower, upper, builder)
+    before = _slot_before(slot, stages, builder)
+    for ring in rings:
+        arrive = [barrier_at(ring.empty, before, builder), runs]
+        builder.create("mt.mbarrier_arrive", [], arrive)
+
+
+def _slot_before(slot: Value, stages: int, builder: Builder) -> Value:
+    last = builder.constant(slot.type, stages - 1)
+    less = builder.op("arith.subi", slot.type, [slot, builder.constant(slot.type, 1)])
+    return builder.op("arith.select", slot.type, [is_equal(slot, 0, builder), last, less])
+
+
+def _compare(predicate: int, a: Value, b: Value, builder: Builder) -> Value:
+    attribute = {"predicate": ir.IntegerAttr.get(ir.IntegerType.get_signless(64), predicate)}
+    return builder.op("arith.cmpi", ir.IntegerType.get_signless(1), [a, b], attribute)
+
+
+def slots_of(groups: Sequence[Sequence[Staged]]) -> tuple[tuple[SlotSpec, ...], ...]:
+    """What rings such loads need."""
+    return tuple(
+        tuple(
+            SlotSpec(
+                mem_type(s.slot.shape, s.load.results[0].type.element_type, s.slot), s.alignment
+            )
+            for s in group
+        )
+        for group in groups
+    )

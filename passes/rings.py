@@ -1,0 +1,180 @@
+"""Rings of shared-memory slots between a producer warp and the warps that multiply.
+
+A ring has `stages` slots with one tile of each of its buffers, and two mbarriers per slot: `full`
+counts the bytes of the copies, `empty` the warps that have read them. All loops of a kernel that
+read equal tiles share one set of rings, and go on where the last one stopped: (slot, parity) is
+carried through them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from minitriton.ir.builder import Builder, i32_attr
+from minitriton.ir.dialect import MemType
+from minitriton.ir.encoding import mem_layout, mem_type
+from minitriton.ir.linear_layout import LinearLayout
+from minitriton.ir.mlir import ir
+from minitriton.passes.shared_usage import buffer_bytes
+from minitriton.passes.traversal import (
+    Value,
+    block_of,
+    int_attribute,
+    kernel_of,
+    ops_of,
+    terminator_of,
+)
+
+PRODUCER_WARPS = 4  # one copies; setmaxnreg takes registers from whole warpgroups
+
+
+@dataclass(frozen=True)
+class SlotSpec:
+    """What a buffer's slots are: their type and the alignment of the first."""
+
+    type: ir.Type
+    alignment: int
+
+
+@dataclass(frozen=True)
+class Ring:
+    """The buffers of tiles that are read together, and their barriers."""
+
+    buffers: tuple[Value, ...]
+    slots: tuple[SlotSpec, ...]
+    full: Value
+    empty: Value
+
+    def tile(self, index: int, slot: Value, builder: Builder) -> Value:
+        """Slot number `slot` of buffer number `index`."""
+        return builder.op("mt.mem_index", self.slots[index].type, [self.buffers[index], slot])
+
+    @property
+    def bytes(self) -> int:
+        """Of one slot."""
+        return sum(buffer_bytes(slot.type) for slot in self.slots)
+
+
+Groups = tuple[tuple[SlotSpec, ...], ...]
+
+
+@dataclass
+class RingSet:
+    """The rings of a loop. `initial`: (slot, parity) at the kernel's start; `state`: where the last
+    loop left them."""
+
+    rings: list[Ring]
+    stages: int
+    initial: tuple[Value, Value]
+    state: tuple[Value, Value]
+
+
+class Rings:
+    """All rings of a kernel, set up at its entry: see `mt.split_warps`."""
+
+    def __init__(self, module: ir.Module) -> None:
+        self._module = module
+        self._sets: list[tuple[Groups, RingSet]] = []
+        self._split: ir.Operation | None = None
+        self._has_turns = False
+
+    @property
+    def sets(self) -> list[RingSet]:
+        return [found for _, found in self._sets]
+
+    @property
+    def split(self) -> ir.Operation | None:
+        """The mt.split_warps of the kernel, if it has rings."""
+        return self._split
+
+    def known(self, groups: Groups, stages: int, loop: ir.Operation) -> RingSet | None:
+        """The rings of an earlier loop with such buffers, of at most so many slots, that come to
+        `loop` on every path."""
+        for slots, found in self._sets:
+            if slots == groups and found.stages <= stages and _reaches(found.state[1], loop):
+                return found
+        return None
+
+    def make(self, groups: Groups, stages: int) -> RingSet:
+        """New rings for a loop that has no earlier one like it."""
+        function = kernel_of(self._module)
+        if self._split is None:
+            self._split = _split(function)
+            warps = i32_attr(PRODUCER_WARPS)
+            self._module.operation.attributes["mt.producer_warps"] = warps
+        setup = ops_of(self._split.block)[ops_of(self._split.block).index(self._split) - 1]
+        builder = Builder(ir.InsertionPoint(setup), self._split.location)
+        warps = int_attribute(self._module.operation, "mt.num_warps")
+        rings = [_ring(group, stages, warps, builder) for group in groups]
+        ends = Builder(ir.InsertionPoint(terminator_of(self._split.block)), self._split.location)
+        for ring in rings:
+            for value in (*ring.buffers, ring.full, ring.empty):
+                ends.create("mt.local_dealloc", [], [value])
+        i32 = ir.IntegerType.get_signless(32)
+        initial = (builder.constant(i32, 0), builder.constant(i32, 0))
+        made = RingSet(rings, stages, initial, initial)
+        self._sets.append((groups, made))
+        return made
+
+    def take_turns(self) -> None:
+        """For a kernel with loops whose warpgroups take turns: each begins with the first one's
+        turn, which the second passes to it at the kernel's start and after every loop."""
+        assert self._split is not None, "loops with turns have rings"
+        if self._has_turns:
+            return
+        self._has_turns = True
+        ops = ops_of(self._split.block)
+        at = Builder(ir.InsertionPoint(ops[ops.index(self._split) + 1]), self._split.location)
+        at.create("mt.turn_pass", [], [], {"mt.group": i32_attr(1)})
+        first = ops[-1]
+        while ops[ops.index(first) - 1].name == "mt.local_dealloc":
+            first = ops[ops.index(first) - 1]
+        end = Builder(ir.InsertionPoint(first), self._split.location)
+        end.create("mt.turn_wait", [], [], {"mt.group": i32_attr(0)})
+
+
+def _reaches(value: Value, loop: ir.Operation) -> bool:
+    """Whether a value that was made before `loop` is known there."""
+    around = loop
+    while around.name != "func.func":
+        if around.block == block_of(value):
+            return True
+        around = around.parent.operation
+    return False
+
+
+def _split(function: ir.Operation) -> ir.Operation:
+    """Where the warps part, at the kernel's entry: everyone first sees the barriers ready."""
+    body = function.regions[0].blocks[0]
+    builder = Builder(ir.InsertionPoint.at_block_begin(body), function.location)
+    builder.create("mt.barrier", [], [], {"mt.all_warps": ir.UnitAttr.get()})
+    return builder.create("mt.split_warps", [], [], {"producers": i32_attr(PRODUCER_WARPS)})
+
+
+def _ring(group: Sequence[SlotSpec], stages: int, warps: int, builder: Builder) -> Ring:
+    buffers = []
+    for slot in group:
+        tile = MemType(slot.type).tensor_type
+        whole = mem_type([stages, *tile.shape], tile.element_type, mem_layout(slot.type))
+        attributes: dict[str, ir.Attribute] = {"mt.pipelined": ir.UnitAttr.get()}
+        if slot.alignment > 1:
+            attributes["mt.alignment"] = i32_attr(slot.alignment)
+        buffers.append(builder.op("mt.local_alloc", whole, (), attributes))
+    full, empty = (_barriers(count, stages, builder) for count in (1, warps))
+    return Ring(tuple(buffers), tuple(group), full, empty)
+
+
+def _barriers(arrivals: int, stages: int, builder: Builder) -> Value:
+    i64 = ir.IntegerType.get_signless(64)
+    type_ = mem_type([stages, 1], i64, LinearLayout.shared((1,), ()))
+    made = builder.op("mt.local_alloc", type_, (), {"mt.pipelined": ir.UnitAttr.get()})
+    builder.create("mt.mbarrier_init", [], [made], {"count": i32_attr(arrivals)})
+    return made
+
+
+def barrier_at(barriers: Value, slot: Value, builder: Builder) -> Value:
+    """The mbarrier of slot number `slot`."""
+    i64 = ir.IntegerType.get_signless(64)
+    type_ = mem_type([1], i64, LinearLayout.shared((1,), ()))
+    return builder.op("mt.mem_index", type_, [barriers, slot])

@@ -1,0 +1,173 @@
+"""Decides which pipelined loops of a kernel are warp specialised, and whether it is persistent.
+
+Worth it where whole warpgroups multiply and TMA makes all copies: `ring_loops` rewrites such loops,
+`persist` wraps the kernel. Remarks give the reason where one of them does not happen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from minitriton.ir.mlir import ir
+from minitriton.ir.target import Target
+from minitriton.passes import persist
+from minitriton.passes.affine import AffineAnalysis
+from minitriton.passes.ahead_of_time import AheadOfTime
+from minitriton.passes.direct_rows import can_load_directly, load_directly
+from minitriton.passes.multi_buffer import Staged
+from minitriton.passes.op_classes import WRITES_IN_LOOP
+from minitriton.passes.producer_slice import Slice
+from minitriton.passes.program_order import heaviest_first
+from minitriton.passes.remarks import add_remark
+from minitriton.passes.ring_loops import Rows, groups_of, slots_of, specialize_loop
+from minitriton.passes.rings import Rings
+from minitriton.passes.shared_usage import SHARED_RESERVE, buffer_bytes, scratch_of
+from minitriton.passes.tile_pass import PassOptions
+from minitriton.passes.tma_copies import atoms_of
+from minitriton.passes.traversal import defining_op, int_attribute, kernel_of, ops_of, walk
+from minitriton.passes.warpgroup_dots import fits
+
+CONSUMER_WARPS = 8  # two warpgroups: with one, CTAs side by side hide each other's arithmetic
+# Multiplications of an iteration from which one CTA with a producer beats several without, measured
+# on an H200 (benchmarks/README.md); more where arithmetic between dots can hide behind other CTAs.
+ONE_DOT_PRODUCTS, PRODUCTS = 1 << 20, 1 << 21
+MAX_RESULTS = 176  # registers per thread for the results of all dots of a loop, of 240
+BARRIER_BYTES = 1024  # all mbarriers of a kernel, at most
+
+
+class WarpSplit:
+    """The producer warp of one kernel, if it gets one."""
+
+    def __init__(self, module: ir.Module, target: Target, options: PassOptions) -> None:
+        self._module, self._target = module, target
+        self._wanted = options.specialize and options.tma and target.has("setmaxnreg")
+        self._shares_registers = options.share_registers
+        self._rings = Rings(module)
+        self._loops: list[ir.Operation] = []
+
+    def take(
+        self, loop: ir.Operation, staged: Sequence[Staged], fixed: Sequence[Staged],
+        ahead: AheadOfTime, analysis: AffineAnalysis, stages: int,
+    ) -> bool:  # fmt: skip
+        """Specialises `loop`, whose loads are to be copied as `staged` says (`fixed` ones once), if
+        that is possible and pays."""
+        if not self._wanted or not self._multiplies(loop):
+            return False
+        rows = [s for s in staged if s.map is None and can_load_directly(s.load)]
+        staged = [s for s in staged if s not in rows]
+        reason = self._refusal(loop, staged, analysis)
+        if reason is None:
+            moving = [s for s in staged if s not in fixed]
+            fixed = [s for s in staged if s in fixed]
+            once = self._rows([fixed], 1, loop) if fixed else None
+            each = self._rows(groups_of(loop, moving), stages, loop)
+            if each is not None and (once is not None or not fixed):
+                for s in rows:
+                    load_directly(s.load)
+                made, turns = specialize_loop(self._module, loop, each, once, ahead, analysis)
+                if turns:
+                    self._rings.take_turns()
+                self._loops.append(made)
+                text = f"warp specialised: a producer warp copies {each.rings.stages} stages by TMA"
+                add_remark(self._module, made, text)
+                return True
+            reason = "its slots do not fit beside the kernel's other shared memory"
+        add_remark(self._module, loop, f"not warp specialised: {reason}")
+        return False
+
+    def _rows(
+        self, groups: Sequence[Sequence[Staged]], stages: int, loop: ir.Operation
+    ) -> Rows | None:
+        """Rings for loads, old or new; None where they do not fit."""
+        slots = slots_of(groups)
+        rings = self._rings.known(slots, stages, loop)
+        if rings is None:
+            loads = [s for group in groups for s in group]
+            fitting = min(stages, self._room(loads) // sum(s.bytes for s in loads))
+            if fitting < min(stages, 2):
+                return None
+            rings = self._rings.make(slots, fitting)
+        return Rows(groups, rings)
+
+    def finish(self) -> None:
+        """After all loops: makes the kernel persistent where that pays."""
+        split = self._rings.split
+        if split is None:
+            return
+        reason = persist.refusal(kernel_of(self._module), self._loops, self._rings.sets)
+        if reason is None:
+            persist.make_persistent(self._module, split, self._rings.sets)
+            add_remark(self._module, split, "persistent: each CTA runs several programs")
+            return
+        add_remark(self._module, split, f"not persistent: {reason}")
+        if heaviest_first(kernel_of(self._module), self._loops):
+            add_remark(self._module, split, "the longest programs come first")
+
+    def _multiplies(self, loop: ir.Operation) -> bool:
+        """Whether two warpgroups have enough to multiply that a CTA should have an SM alone."""
+        if int_attribute(self._module.operation, "mt.num_warps") != CONSUMER_WARPS:
+            return False
+        dots = [op for op in ops_of(loop.regions[0].blocks[0]) if fits(op)]
+        products = sum(prod(d.results[0].type.shape) * d.operands[0].type.shape[-1] for d in dots)
+        return bool(dots) and products >= (ONE_DOT_PRODUCTS if len(dots) == 1 else PRODUCTS)
+
+    def _refusal(
+        self, loop: ir.Operation, staged: Sequence[Staged], analysis: AffineAnalysis
+    ) -> str | None:
+        top = self._module.operation
+        around = loop.parent.operation
+        while around.name == "scf.if":
+            around = around.parent.operation
+        if around.name != "func.func":
+            return "it is inside another loop"
+        dots = sum(map(fits, ops_of(loop.regions[0].blocks[0])))
+        if dots > 1 and not self._shares_registers:
+            return "nvJitLink ignores setmaxnreg: install nvidia-cuda-nvcc"
+        if any(s.map is None for s in staged):
+            return "threads make some of its copies"
+        results = [op.results[0].type for op in ops_of(loop.regions[0].blocks[0]) if fits(op)]
+        if sum(prod(type_.shape) for type_ in results) > MAX_RESULTS * 32 * CONSUMER_WARPS:
+            return "its products have too many results: ptxas would wait for each wgmma"
+        if "mt.maxnreg" in top.attributes or int_attribute(top, "mt.num_ctas", 1) > 1:
+            return "the kernel sets maxnreg or num_ctas"
+        if any(use.owner.operation.name not in ("mt.convert_layout", "mt.trans")
+               for s in staged for use in s.load.results[0].uses):  # fmt: skip
+            return "what it loads is also used as it comes"
+        function = kernel_of(self._module)
+        for op in walk(function):
+            if op == loop:
+                break
+            if op.name in WRITES_IN_LOOP and "mt.all_warps" not in op.attributes:
+                return "the kernel writes memory before it"
+        needed = Slice()
+        needed.add(loop)
+        for s in staged:
+            if s.map is not None:
+                for value in atoms_of(s.map, analysis):
+                    needed.add_value(value)
+        return needed.refusal(function)
+
+    def _room(self, staged: Sequence[Staged]) -> int:
+        """Bytes for the slots of a new loop, beside all that is needed at some time."""
+        scratch, buffers = SHARED_RESERVE, BARRIER_BYTES
+        for op in walk(kernel_of(self._module)):
+            if op.name == "mt.local_alloc":
+                buffers += buffer_bytes(op.results[0].type)
+            elif not _becomes_a_read(op) and (found := scratch_of(op)) is not None:
+                scratch = max(scratch, found.bytes)
+        alignment = max(s.alignment for s in staged)
+        return self._target.max_shared_bytes - scratch - buffers - alignment
+
+
+def _becomes_a_read(op: ir.Operation) -> bool:
+    """A change of layout straight after a load in a loop: pipelining makes it a read of a slot."""
+    source = op
+    while source is not None and source.name in ("mt.convert_layout", "mt.trans"):
+        source = defining_op(source.operands[0])
+    return (
+        op.name == "mt.convert_layout"
+        and source is not None
+        and source.name == "mt.load"
+        and source.parent.operation.name == "scf.for"
+    )

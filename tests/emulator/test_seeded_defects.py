@@ -1,0 +1,189 @@
+"""Defects seeded into generated kernels: the emulator finds every one, and right kernels are clean.
+
+A mutant that is no defect, because the kernel is as right without the instruction on a GPU too, is
+listed in `EQUIVALENT` with the reason; such a mutant must be clean. A change of code generation may
+renumber instructions: the failure shows what is around them, and the list is to be reasoned anew.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tests.emulator.defects import POLICIES, Subject, describe, mutants, verdict
+from tests.emulator.seeded_kernels import SUBJECTS
+
+_INIT = "the fence.proxy.async after it shows the new mbarriers to the async proxy as well"
+_NO_WRITES = (
+    "no thread writes the stages itself, so the async proxy has nothing else to see; the mbarriers "
+    "have their own fence"
+)
+_ALL_WAIT = (
+    "every thread waits for the mbarrier itself, and the barrier that ends the iteration keeps "
+    "anyone from getting a phase ahead"
+)
+_ONE_GROUP = (
+    "the CTA is one warpgroup: its products are over for all of its warps when one of them has "
+    "waited, and none is behind the wait for an earlier stage by then"
+)
+_SAME_THREAD = (
+    "thread 0 invalidates and initialises the mbarriers, all are past their last wait for the old "
+    "ones, and nothing else of the last tile is in shared memory"
+)
+_NOTHING_LEFT = "the wait for group 0 above has ended all products, so there is none to wait for"
+_LAST_USE = "the CTA ends without using the bytes of its mbarriers for anything else"
+_REGISTERS = "consumers keep the registers of the launch: a matter of speed, or of not assembling"
+
+#: By kernel and mutant, why it is no defect.
+EQUIVALENT: dict[str, dict[str, str]] = {
+    "matmul, TMA": {
+        "bar.sync 1/4: removed": _SAME_THREAD,
+        "fence.mbarrier_init 1/1: removed": _INIT,
+        "fence.proxy.async 1/1: removed": _NO_WRITES,
+        "fence.proxy.async 1/1: of global memory only": _NO_WRITES,
+        "fence.proxy.async 1/1: after the next bar.sync": _NO_WRITES,
+        "bar.sync 3/4: removed": _ALL_WAIT,
+        "wgmma.wait_group 2/2: after the next bar.sync": _ONE_GROUP,
+        "bar.sync 4/4: removed": _ONE_GROUP,
+    },
+    "matmul, TMA, two warpgroups": {
+        "fence.mbarrier_init 1/1: removed": _INIT,
+        "bar.sync 4/5: removed": _ALL_WAIT,
+    },
+    "attention, sm_90a": {
+        "fence.mbarrier_init 1/1: removed": _INIT,
+        "bar.sync 3/6: removed": _ALL_WAIT,
+        "wgmma.wait_group 1/3: after the next bar.sync": _ONE_GROUP,
+        "bar.sync 4/6: removed": _ONE_GROUP,
+        "wgmma.wait_group 2/3: removed": _NOTHING_LEFT,
+        "wgmma.wait_group 2/3: one group less": _NOTHING_LEFT,
+        "mbarrier.inval 1/2: removed": _LAST_USE,
+        "mbarrier.inval 2/2: removed": _LAST_USE,
+        "bar.sync 5/6: removed": _ONE_GROUP,
+        "bar.sync 5/6: after the next store": _ONE_GROUP,
+    },
+    "attention, cp.async": {
+        "wgmma.wait_group 1/3: after the next bar.sync": _ONE_GROUP,
+        "bar.sync 4/6: removed": _ONE_GROUP,
+        "wgmma.wait_group 2/3: removed": _NOTHING_LEFT,
+        "wgmma.wait_group 2/3: one group less": _NOTHING_LEFT,
+    },
+    "warp-specialised": {"setmaxnreg 2/2: removed": _REGISTERS},
+}
+#: Defects that are at least seeded into each kernel, equivalent mutants not counted.
+LEAST = {
+    "matmul, TMA": 50,
+    "matmul, TMA, two warpgroups": 85,
+    "matmul, cp.async, two warpgroups": 50,
+    "matmul, sm_80": 35,
+    "attention, sm_90a": 60,
+    "attention, cp.async": 40,
+    "attention, sm_80": 40,
+    "warp-specialised": 60,
+    "rows": 15,
+    "turns": 10,
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def short_runs() -> Iterator[None]:
+    """Much of a run on so little data would be torch's threads, and collection of old objects."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    gc.freeze()
+    yield
+    gc.unfreeze()
+    torch.set_num_threads(threads)
+
+
+subject = functools.cache(lambda name: SUBJECTS[name]())
+
+
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_a_right_kernel_raises_no_alarm(name: str) -> None:
+    kernel: Subject = subject(name)
+    trial = kernel.load(kernel.ptx)
+    for seed in (1000, 1001):
+        assert verdict(trial, seed) == ""
+
+
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_every_defect_is_found(name: str) -> None:
+    kernel, harmless = subject(name), EQUIVALENT.get(name, {})
+    made = mutants(kernel.ptx)
+    assert len({mutant.name for mutant in made}) == len(made) >= LEAST[name] + len(harmless)
+    missed, wrong = [], sorted(harmless.keys() - {mutant.name for mutant in made})
+    for seed, mutant in enumerate(made):
+        policies = POLICIES[:3] if mutant.name in harmless else POLICIES
+        found = verdict(kernel.load(mutant.ptx), seed, policies)
+        if mutant.name in harmless and found:
+            wrong.append(f"{mutant.name}: {found}")
+        elif mutant.name not in harmless and not found:
+            missed.append(describe(mutant))
+    assert not missed, "not found, and not listed as equivalent:\n" + "\n".join(missed)
+    assert not wrong, "listed as equivalent, but found or not there: " + "; ".join(wrong)
+
+
+def test_there_are_enough_defects() -> None:
+    assert LEAST.keys() == SUBJECTS.keys() and sum(LEAST.values()) >= 440
+
+
+RULES = """
+    @%p1 mbarrier.init.shared::cta.b64 [%r1], 2;
+    bar.sync 0;
+    @%p2 bra NEXT;
+    bar.arrive %r2, 64;
+NEXT:
+    st.shared.b32 [%r3], %r4;
+    fence.proxy.async.shared::cta;
+    cp.async.ca.shared.global [%r5+8], [%rd1], 4;
+    cp.async.wait_group 1;
+    mbarrier.try_wait.parity.shared::cta.b64 %p3, [%r1], %r6;
+    bar.red.popc.u32 %r7, 0, %p3;
+"""
+
+
+def test_rules() -> None:
+    """By name, the lines that a rule adds; a branch and a label end what may change places."""
+    lines = RULES.splitlines()
+    added = {}
+    for mutant in mutants(RULES):
+        new = [line for line in mutant.ptx.splitlines() if line.strip() and line not in lines]
+        assert mutant.ptx != RULES
+        added[mutant.name] = " ".join(new)
+    init, wait = "mbarrier.init.shared::cta.b64 [%r1],", "mbarrier.try_wait.parity.shared::cta.b64"
+    inner = "{ .reg .b32 changed;"
+    assert added == {
+        "mbarrier.init 1/1: removed": "",
+        "mbarrier.init 1/1: by every thread": f"{init} 2;",
+        "mbarrier.init 1/1: count +1": f"@%p1 {init} 3;",
+        "mbarrier.init 1/1: count -1": f"@%p1 {init} 1;",
+        "mbarrier.init 1/1: after the next bar.sync": f"bar.sync 0; @%p1 {init} 2;",
+        "bar.sync 1/1: removed": "",
+        "bar.arrive 1/1: removed": "",
+        "bar.arrive 1/1: another barrier": (
+            f"{inner} add.u32 changed, %r2, 1; bar.arrive changed, 64; }}"
+        ),
+        "bar.arrive 1/1: +32 threads": "bar.arrive %r2, 96;",
+        "bar.arrive 1/1: -32 threads": "bar.arrive %r2, 32;",
+        "store 1/1: after the next fence.proxy.async": (
+            "fence.proxy.async.shared::cta ; st.shared.b32 [%r3], %r4;"
+        ),
+        "fence.proxy.async 1/1: removed": "",
+        "fence.proxy.async 1/1: of global memory only": "fence.proxy.async.global;",
+        "cp.async 1/1: removed": "",
+        "cp.async 1/1: 16 bytes further": "cp.async.ca.shared.global [%r5+24], [%rd1], 4;",
+        "cp.async 1/1: from 16 bytes further": "cp.async.ca.shared.global [%r5+8], [%rd1+16], 4;",
+        "cp.async.wait_group 1/1: removed": "",
+        "cp.async.wait_group 1/1: one group less": "cp.async.wait_group 2;",
+        "mbarrier wait 1/1: removed": "setp.eq.u32 %p3, 0, 0;",
+        "mbarrier wait 1/1: at the mbarrier beside": f"{wait} %p3, [%r1+8], %r6;",
+        "mbarrier wait 1/1: parity flipped": (
+            f"{inner} xor.b32 changed, %r6, 1; {wait} %p3, [%r1], changed; }}"
+        ),
+        "bar.red 1/1: removed": "",
+    }
