@@ -12,6 +12,7 @@ from minitriton.ir.register_maps import (
     broadcast_registers,
     cat_registers,
     join_registers,
+    narrow_registers,
     split_registers,
 )
 
@@ -83,6 +84,13 @@ def lower_cat(lowering: Lowering, op: ir.Operation) -> None:
     rename(lowering, op.results[0], op.operands, cat_registers(count))
 
 
+def lower_narrow(lowering: Lowering, op: ir.Operation) -> None:
+    axis, start = integer_attribute(op, "axis"), integer_attribute(op, "start")
+    source, size = layout_of(op.operands[0].type), op.results[0].type.shape[axis]
+    picks = [(0, r) for r in narrow_registers(source, axis, size, start)]
+    rename(lowering, op.results[0], op.operands, picks)
+
+
 def lower_split(lowering: Lowering, op: ir.Operation) -> None:
     halves = split_registers(layout_of(op.operands[0].type))
     for result, registers in zip(op.results, halves, strict=True):
@@ -98,5 +106,6 @@ RULES = {
     "mt.broadcast": lower_broadcast,
     "mt.join": lower_join,
     "mt.cat": lower_cat,
+    "mt.narrow": lower_narrow,
     "mt.split": lower_split,
 }

@@ -1,8 +1,9 @@
-"""TMA copies into shared memory and the mbarriers that count their bytes."""
+"""TMA copies into shared memory, the mbarriers that count their bytes, and copies out of it."""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator, Sequence
 from math import prod
 
 from minitriton.codegen.lower import Lowering, integer_attribute
@@ -14,38 +15,65 @@ BARRIER_BYTES = 8
 
 
 def lower_tma_copy(lowering: Lowering, op: ir.Operation) -> None:
-    """One instruction per box; boxes are narrower than the tile where its rows are wider than the
-    swizzle, and lower where it has more rows than a box may have."""
     buffer, barrier, runs, *coordinates = op.operands
-    number = integer_attribute(op, "map")
-    description = lowering.tensor_maps[number]
-    tile = MemType(buffer.type).tensor_type.shape
-    places = list(ir.DenseI32ArrayAttr(op.attributes["dims"]))  # of the tile's dims in the map
-    box = [description["box"][place] for place in places]
-    inner = places.index(0)
-    target, signal = (
-        shared_word(lowering, lowering.scalar(buffer)),
-        shared_word(lowering, lowering.scalar(barrier)),
-    )
-    starts = [lowering.scalar(c) for c in coordinates]
-    rank, size = len(starts), description["element_bytes"]
+    signal = shared_word(lowering, lowering.scalar(barrier))
+    asks = lowering.and_(lowering.is_first_thread, lowering.scalar(runs))
+    rank = len(coordinates)
     names = ", ".join(f"${3 + i}" for i in range(rank))
     text = (
         f"@$0 cp.async.bulk.tensor.{rank}d.shared::cluster.global.mbarrier::complete_tx::bytes "
         f"[$1], [$2, {{{names}}}], [${3 + rank}];"
     )
     constraints = ",".join(["b", "r", "l", *["r"] * rank, "r", "~{memory}"])
-    asks = lowering.and_(lowering.is_first_thread, lowering.scalar(runs))
+    pointer = lowering.map_pointers[integer_attribute(op, "map")]
+    for at, corner in _boxes(lowering, op, buffer, coordinates):
+        lowering.asm(text, constraints, [], [asks, at, pointer, *corner, signal])
+
+
+def lower_tma_store(lowering: Lowering, op: ir.Operation) -> None:
+    buffer, *coordinates = op.operands
+    rank = len(coordinates)
+    names = ", ".join(f"${3 + i}" for i in range(rank))
+    text = (
+        f"@$0 cp.async.bulk.tensor.{rank}d.global.shared::cta.bulk_group [$2, {{{names}}}], [$1];"
+    )
+    constraints = ",".join(["b", "r", "l", *["r"] * rank, "~{memory}"])
+    asks = lowering.is_first_thread
+    pointer = lowering.map_pointers[integer_attribute(op, "map")]
+    for at, corner in _boxes(lowering, op, buffer, coordinates):
+        lowering.asm(text, constraints, [], [asks, at, pointer, *corner])
+    lowering.asm("@$0 cp.async.bulk.commit_group;", "b,~{memory}", [], [asks])
+
+
+def lower_tma_store_wait(lowering: Lowering, op: ir.Operation) -> None:
+    kind = ".read" if "read" in op.attributes else ""
+    pending = integer_attribute(op, "pending")
+    text = f"@$0 cp.async.bulk.wait_group{kind} {pending};"
+    lowering.asm(text, "b,~{memory}", [], [lowering.is_first_thread])
+
+
+def _boxes(
+    lowering: Lowering, op: ir.Operation, buffer: ir.Value, coordinates: Sequence[ir.Value]
+) -> Iterator[tuple[ir.Value, list[ir.Value]]]:
+    """(shared address, coordinates of the first element) of each box of a tile.
+
+    Boxes are narrower than the tile where its rows are wider than the swizzle, and lower where it
+    has more rows than a box may have.
+    """
+    description = lowering.tensor_maps[integer_attribute(op, "map")]
+    tile = MemType(buffer.type).tensor_type.shape
+    places = list(ir.DenseI32ArrayAttr(op.attributes["dims"]))  # of the tile's dims in the map
+    box = [description["box"][place] for place in places]
+    target = shared_word(lowering, lowering.scalar(buffer))
+    starts = [lowering.scalar(c) for c in coordinates]
     bytes_before = 0
-    for corner in _corners(tile, box, inner):
+    for corner in _corners(tile, box, places.index(0)):
         moved = list(starts)
         for dim, place in enumerate(places):
             if corner[dim]:
                 moved[place] = lowering.add(moved[place], corner[dim])
-        at = lowering.add(target, bytes_before) if bytes_before else target
-        operands = [asks, at, lowering.map_pointers[number], *moved, signal]
-        lowering.asm(text, constraints, [], operands)
-        bytes_before += prod(box) * size
+        yield lowering.add(target, bytes_before) if bytes_before else target, moved
+        bytes_before += prod(box) * description["element_bytes"]
 
 
 def _corners(tile: list[int], box: list[int], inner: int) -> list[list[int]]:
@@ -100,6 +128,8 @@ def lower_mbarrier_wait(lowering: Lowering, op: ir.Operation) -> None:
 
 RULES = {
     "mt.tma_copy": lower_tma_copy,
+    "mt.tma_store": lower_tma_store,
+    "mt.tma_store_wait": lower_tma_store_wait,
     "mt.mbarrier_init": lower_mbarrier_init,
     "mt.mbarrier_inval": lower_mbarrier_inval,
     "mt.mbarrier_expect": lower_mbarrier_expect,

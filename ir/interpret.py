@@ -235,33 +235,54 @@ def _tma_copy(program: Program, op: ir.Operation, operands: list[Any]) -> Sequen
     buffer, _, runs, *coordinates = operands
     if not bool(runs):
         return []
+    addresses, inside, size = _box(program, op, buffer.shape, coordinates)
+    element = meaning.scalar_type(op.operands[0].type)
+    tile = np.zeros(buffer.shape, meaning.numpy_type(element))
+    if inside.any():
+        tile[inside] = meaning.from_bits(program.memory.read(addresses[inside], size), element)
+    buffer[...] = tile
+    return []
+
+
+def _tma_store(program: Program, op: ir.Operation, operands: list[Any]) -> Sequence[Any]:
+    buffer, *coordinates = operands
+    addresses, inside, _ = _box(program, op, buffer.shape, coordinates)
+    element = meaning.scalar_type(op.operands[0].type)
+    program.memory.write(addresses[inside], meaning.to_bits(buffer[inside], element))
+    return []
+
+
+def _box(
+    program: Program, op: ir.Operation, tile: tuple[int, ...], coordinates: Sequence[Any]
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """Addresses of the elements of a TMA op's tile, which are inside the tensor, bytes of one."""
     spec = program.tensor_maps[_integer(op, "map")]
     integers = (np.asarray(v) for v in program.arguments)
     arguments = [int(v) if v.dtype.kind in "iu" else 0 for v in integers]
     strides = [1, *(evaluate(terms, arguments) for terms in spec["strides"])]
     places = list(ir.DenseI32ArrayAttr(op.attributes["dims"]))
-    offset = np.full(buffer.shape, evaluate(spec["offset"], arguments), np.int64)
-    inside = np.ones(buffer.shape, bool)
+    offset = np.full(tile, evaluate(spec["offset"], arguments), np.int64)
+    inside = np.ones(tile, bool)
     for place, (start, stride, size) in enumerate(
         zip(coordinates, strides, spec["sizes"], strict=True)
     ):
         index = np.asarray(int(start), np.int64)
         if place in places:
             dim = places.index(place)
-            shape = [-1 if d == dim else 1 for d in range(buffer.ndim)]
-            index = index + np.arange(buffer.shape[dim]).reshape(shape)
+            shape = [-1 if d == dim else 1 for d in range(len(tile))]
+            index = index + np.arange(tile[dim]).reshape(shape)
         offset = offset + index * stride
         inside &= index >= 0
         if size is not None:
             inside &= index < evaluate(size, arguments)
-    element = meaning.scalar_type(op.operands[0].type)
-    tile = np.zeros(buffer.shape, meaning.numpy_type(element))
-    if inside.any():
-        addresses = arguments[spec["base"]] + offset * spec["element_bytes"]
-        raw = program.memory.read(addresses[inside], spec["element_bytes"])
-        tile[inside] = meaning.from_bits(raw, element)
-    buffer[...] = tile
-    return []
+    size = spec["element_bytes"]
+    return arguments[spec["base"]] + offset * size, inside, size
+
+
+def _narrow(program: Program, op: ir.Operation, operands: list[Any]) -> Sequence[Any]:
+    axis, start = _integer(op, "axis"), _integer(op, "start")
+    size = meaning.result_shape(op.results[0].type)[axis]
+    return [np.take(operands[0], np.arange(start, start + size), axis)]
 
 
 def _local_alloc(program: Program, op: ir.Operation, operands: list[Any]) -> Sequence[Any]:
@@ -343,6 +364,7 @@ RULES: dict[str, Rule] = {
     "mt.join": lambda p, op, v: [np.stack(v, -1)],
     "mt.split": lambda p, op, v: [v[0][..., 0], v[0][..., 1]],
     "mt.warpgroup_dot": _dot, "mt.warpgroup_result": _same,
+    "mt.narrow": _narrow,
     "mt.cat": lambda p, op, v: [np.concatenate(v, _integer(op, "axis"))],
     "arith.cmpi": lambda p, op, v: [meaning.compare_int(_predicate(op), *v)],
     "arith.cmpf": lambda p, op, v: [meaning.compare_float(_predicate(op), *v)],
@@ -351,6 +373,7 @@ RULES: dict[str, Rule] = {
         v[0].astype(np.float64) * v[1] + v[2], meaning.scalar_type(op.results[0].type))],
     "mt.assume": _nothing, "mt.barrier": _nothing, "mt.print": _nothing, "mt.assert": _nothing,
     "mt.async_commit": _nothing, "mt.async_wait": _nothing, "mt.local_dealloc": _nothing,
+    "mt.tma_store": _tma_store, "mt.tma_store_wait": _nothing,
     "mt.tma_copy": _tma_copy, "mt.mbarrier_init": _nothing, "mt.mbarrier_inval": _nothing,
     "mt.mbarrier_expect": _nothing, "mt.mbarrier_wait": _nothing,
     "mt.mbarrier_arrive": _nothing, "mt.split_warps": _nothing,

@@ -163,6 +163,27 @@ class TmaCopyOp(MT.Operation, name="tma_copy"):
     dims: Any = ext.attribute(kw_only=True)
 
 
+class TmaStoreOp(MT.Operation, name="tma_store"):
+    """TMA: the buffer's tile to boxes of tensor map number `map`, by thread 0, as one group.
+
+    `coordinates` and `dims` as in tma_copy. Elements outside the tensor are not stored. Threads'
+    writes to the buffer need a proxy_fence and a barrier before; the copy runs on until a
+    tma_store_wait.
+    """
+
+    buffer: Operand[Any]
+    coordinates: Sequence[Operand[Any]]
+    map: ir.IntegerAttr = ext.attribute(kw_only=True)
+    dims: Any = ext.attribute(kw_only=True)
+
+
+class TmaStoreWaitOp(MT.Operation, name="tma_store_wait"):
+    """Thread 0 waits until at most `pending` of its tma_stores are unfinished (no CTA barrier);
+    with the unit attribute `read` until no more than that still read their buffers."""
+
+    pending: ir.IntegerAttr
+
+
 class MbarrierInitOp(MT.Operation, name="mbarrier_init"):
     """Makes the slots of an i64 buffer barriers of `count` arrivals (thread 0; no CTA barrier)."""
 
@@ -212,6 +233,6 @@ PURE = (MemIndexOp, MemTransOp)
 OPS = (
     LoadOp, StoreOp, AtomicRmwOp, AtomicCasOp, LocalAllocOp, LocalDeallocOp, LocalStoreOp,
     LocalLoadOp, *PURE, AsyncCopyOp, AsyncCommitOp, AsyncWaitOp,
-    TmaCopyOp, MbarrierInitOp, MbarrierInvalOp, MbarrierExpectOp, MbarrierWaitOp,
-    MbarrierArriveOp, ProxyFenceOp, WarpgroupWaitOp,
+    TmaCopyOp, TmaStoreOp, TmaStoreWaitOp, MbarrierInitOp, MbarrierInvalOp, MbarrierExpectOp,
+    MbarrierWaitOp, MbarrierArriveOp, ProxyFenceOp, WarpgroupWaitOp,
 )  # fmt: skip

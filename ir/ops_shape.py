@@ -112,6 +112,31 @@ class CatOp(MT.Operation, name="cat"):
     result: Result[Any]
 
 
+class NarrowOp(MT.Operation, name="narrow"):
+    """The elements at `start` and on along `axis`, as many as the result has: a multiple of that
+    number is `start`."""
+
+    value: Operand[Any]
+    axis: ir.IntegerAttr
+    start: ir.IntegerAttr
+    result: Result[Any]
+
+    @verifier
+    def verify_invariants(op: Any) -> bool:
+        source, result = shape_of(op.operands[0].type), shape_of(op.results[0].type)
+        axis, start = (ir.IntegerAttr(op.attributes[name]).value for name in ("axis", "start"))
+        if source is None or result is None or not 0 <= axis < len(source) == len(result):
+            return check(op, (False, "needs a tile of the operand's rank"))
+        size = result[axis]
+        others = source[:axis] + (size,) + source[axis + 1 :]
+        inside = 0 <= start <= source[axis] - size and start % size == 0
+        return check(
+            op,
+            (others == result, f"{result} is not {source} with another dimension {axis}"),
+            (inside, f"{start} is no multiple of {size} inside {source}"),
+        )
+
+
 class ConvertLayoutOp(MT.Operation, name="convert_layout"):
     """The same tile in another layout."""
 
@@ -121,6 +146,6 @@ class ConvertLayoutOp(MT.Operation, name="convert_layout"):
 
 PURE = (
     MakeRangeOp, SplatOp, ExpandDimsOp, BroadcastOp, ReshapeOp, TransOp, JoinOp, SplitOp, CatOp,
-    ConvertLayoutOp,
+    NarrowOp, ConvertLayoutOp,
 )  # fmt: skip
 OPS = PURE

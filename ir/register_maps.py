@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from minitriton.ir import f2
-from minitriton.ir.linear_layout import LinearLayout, normalize_dim
+from minitriton.ir.linear_layout import LinearLayout, log2_exact, normalize_dim
 
 
 def _kept_bits(layout: LinearLayout, dims: Iterable[int]) -> list[int]:
@@ -34,6 +34,43 @@ def broadcast_registers(result: LinearLayout, dims: int | Iterable[int]) -> list
 def slice_registers(source: LinearLayout, dim: int) -> list[int]:
     """Per register of `source.slice(dim)`, the first register of `source` on its line."""
     return f2.span_elements([1 << bit for bit in _kept_bits(source, (dim,))])
+
+
+def narrowed(layout: LinearLayout, dim: int, size: int) -> LinearLayout | None:
+    """The layout of `size` elements of `layout` along `dim`, those that start at any multiple of
+    `size`; None where others than whole register bits tell these parts apart."""
+    outer = _part_bits(layout, dim, size)
+    if outer is None:
+        return None
+    shape = (*layout.shape[:dim], size, *layout.shape[dim + 1 :])
+    bases = dict(layout.bases)
+    registers = [v for bit, v in enumerate(bases["register"]) if bit not in outer]
+    return layout.with_shape(shape, {**bases, "register": registers})
+
+
+def narrow_registers(layout: LinearLayout, dim: int, size: int, start: int) -> list[int]:
+    """Per register of `narrowed(layout, dim, size)`, the register of the part at `start`."""
+    outer = _part_bits(layout, dim, size)
+    if outer is None:
+        raise ValueError(f"registers do not tell apart {size} elements of {layout}")
+    steps = dict(layout.bases)["register"]
+    first = sum(1 << bit for bit in outer if steps[bit][dim] & start)
+    inner = [1 << bit for bit in range(layout.in_bits("register")) if bit not in outer]
+    return [first | register for register in f2.span_elements(inner)]
+
+
+def _part_bits(layout: LinearLayout, dim: int, size: int) -> list[int] | None:
+    """The register bits that step from one part of `size` elements along `dim` to others, one for
+    each bit of the part's number; None where there are no such."""
+    steps = layout.coordinate_bases("register", dim)
+    outer = [bit for bit, step in enumerate(steps) if step >= size]
+    fixed = (*layout.coordinate_bases("lane", dim), *layout.coordinate_bases("warp", dim))
+    units = [size << n for n in range(log2_exact(layout.shape[dim] // size))]
+    vectors = dict(layout.bases)["register"]
+    alone = all(sum(vectors[bit]) == steps[bit] for bit in outer)
+    if any(step >= size for step in fixed) or not alone:
+        return None
+    return outer if sorted(steps[bit] for bit in outer) == units else None
 
 
 def join_registers(num_registers: int) -> list[tuple[int, int]]:

@@ -15,13 +15,13 @@ from minitriton.ir.builder import i32_attr
 from minitriton.ir.diagnostics import CompileError, Diagnostic, Note
 from minitriton.ir.mlir import ir
 from minitriton.ir.target import Target
+from minitriton.passes.op_classes import LOOPS
 from minitriton.passes.shared_usage import buffer_bytes, scratch_of
 from minitriton.passes.source_span import span_of
 from minitriton.passes.tile_pass import PassOptions
 from minitriton.passes.traversal import Value, blocks_of, int_attribute, kernel_of, ops_of
 
 BUFFER_ALIGNMENT = 128  # a whole row of banks, so that swizzles fall where they were planned
-LOOPS = frozenset(("scf.for", "scf.while"))
 
 
 @dataclass(frozen=True)
@@ -36,18 +36,33 @@ class Area:
 
 def run(module: ir.Module, target: Target, options: PassOptions) -> None:
     """Adds mt.offset and mt.shared_bytes; CompileError where the target has too little memory."""
-    owners, areas = _areas(kernel_of(module))
+    owners, areas, _ = _areas(kernel_of(module))
     offsets = place(areas)
     for op, offset in zip(owners, offsets, strict=True):
         op.attributes["mt.offset"] = i32_attr(offset)
-    total = max((o + a.bytes for o, a in zip(offsets, areas, strict=True)), default=0)
-    total = _aligned(total, 16)
+    total = _total(areas, offsets)
     alignment = max((a.alignment for a in areas), default=0)
     if alignment > BUFFER_ALIGNMENT:
         module.operation.attributes["mt.shared_alignment"] = i32_attr(alignment)
     module.operation.attributes["mt.shared_bytes"] = i32_attr(total)
     if total > target.max_shared_bytes:
         raise _too_large(total, target, owners, areas)
+
+
+def bytes_with(
+    function: ir.Operation, more: Sequence[tuple[ir.Operation, ir.Operation, int]], alignment: int,
+    without: Sequence[ir.Operation] = (),
+) -> int:  # fmt: skip
+    """Shared memory that the kernel will need with further buffers, (first op, last op, bytes),
+    once the ops in `without` are gone."""
+    owners, areas, points = _areas(function)
+    areas = [area for op, area in zip(owners, areas, strict=True) if op not in without]
+    areas += [Area(n, points[first][0], points[last][1], alignment) for first, last, n in more]
+    return _total(areas, place(areas))
+
+
+def _total(areas: Sequence[Area], offsets: Sequence[int]) -> int:
+    return _aligned(max((o + a.bytes for o, a in zip(offsets, areas, strict=True)), default=0), 16)
 
 
 def place(areas: Sequence[Area]) -> list[int]:
@@ -75,8 +90,10 @@ def _aligned(value: int, alignment: int) -> int:
     return -(-value // alignment) * alignment
 
 
-def _areas(function: ir.Operation) -> tuple[list[ir.Operation], list[Area]]:
-    """Every op that needs memory, and what it needs."""
+def _areas(
+    function: ir.Operation,
+) -> tuple[list[ir.Operation], list[Area], dict[ir.Operation, tuple[int, int]]]:
+    """Every op that needs memory, and what it needs; the program points of all ops."""
     points: dict[ir.Operation, tuple[int, int]] = {}
     order: list[ir.Operation] = []
     _number(function, points, order)
@@ -94,7 +111,7 @@ def _areas(function: ir.Operation) -> tuple[list[ir.Operation], list[Area]]:
         if scratch is not None:
             owners.append(op)
             areas.append(Area(scratch.bytes, first, first))
-    return owners, areas
+    return owners, areas, points
 
 
 def _number(

@@ -38,13 +38,16 @@ class Access:
 @dataclass
 class State:
     """`pending`: accesses since the last barrier; `flying`: async writes (and reads of
-    warpgroup_dots) not yet waited for."""
+    warpgroup_dots) not yet waited for; `stored`: reads of tma_stores not yet waited for."""
 
     pending: frozenset[Access] = frozenset()
     flying: frozenset[Access] = frozenset()
+    stored: frozenset[Access] = frozenset()
 
     def join(self, other: State) -> State:
-        return State(self.pending | other.pending, self.flying | other.flying)
+        return State(
+            self.pending | other.pending, self.flying | other.flying, self.stored | other.stored
+        )
 
 
 @dataclass(frozen=True)
@@ -98,14 +101,18 @@ class _Inserter:
                 case "scf.while":
                     state = self._while(op, state)
                 case "mt.async_wait":
-                    state = State(state.pending | state.flying, state.flying)
+                    state = replace(state, pending=state.pending | state.flying)
                     if int_attribute(op, "pending") == 0:
                         state.flying = frozenset()
+                case "mt.tma_store_wait":
+                    state = replace(state, pending=state.pending | state.stored)
+                    if int_attribute(op, "pending") == 0:
+                        state.stored = frozenset()
                 case "mt.local_dealloc":  # the same buffer may be filled anew by an outer loop
                     own = hash(op.operands[0].owner.operation)
                     ended = {replace(a, pipelined=None) if a.pipelined == own else a
                              for a in state.pending}  # fmt: skip
-                    state = State(frozenset(ended), state.flying)
+                    state = replace(state, pending=frozenset(ended))
                 case _:
                     state = self._op(op, state)
         return state
@@ -118,13 +125,15 @@ class _Inserter:
         if any(a.conflicts(b) for a in effects.before for b in pending):
             ir.Operation.create("mt.barrier", loc=op.location, ip=ir.InsertionPoint(op))
             pending = frozenset()
-        if op.name == "mt.async_copy" or "mt.in_flight" in op.attributes:
-            return State(pending | set(effects.before), state.flying | set(effects.before))
         if effects.meets:
-            return State(frozenset(effects.after), state.flying)
-        if effects.before:
-            pending = pending | set(effects.before)
-        return State(pending, state.flying)
+            return replace(state, pending=frozenset(effects.after))
+        own = frozenset(effects.before)
+        after = replace(state, pending=pending | own)
+        if op.name == "mt.async_copy" or "mt.in_flight" in op.attributes:
+            after.flying |= own
+        elif op.name == "mt.tma_store":
+            after.stored |= own
+        return after
 
     def _for(self, op: ir.Operation, state: State) -> State:
         body = op.regions[0].blocks[0]

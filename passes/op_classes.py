@@ -23,6 +23,7 @@ MAY_WRITE = frozenset(
 WRITES_IN_LOOP = frozenset(
     ("mt.store", "mt.atomic_rmw", "mt.atomic_cas", "mt.barrier", "scf.while")
 )
+LOOPS = frozenset(("scf.for", "scf.while"))
 DIVISIONS = frozenset(f"arith.{name}" for name in ("divsi", "divui", "remsi", "remui"))
 _PURE_MT = frozenset(
     f"mt.{name}"

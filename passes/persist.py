@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from minitriton.ir.builder import Builder, i32_attr
 from minitriton.ir.mlir import ir
+from minitriton.passes.global_order import PROGRAMS
 from minitriton.passes.producer_slice import Slice
 from minitriton.passes.rings import RingSet
 from minitriton.passes.traversal import (
@@ -75,7 +76,10 @@ def make_persistent(module: ir.Module, split: ir.Operation, sets: Sequence[RingS
     first, count = builder.op("mt.cta_id", i32), builder.op("mt.cta_count", i32)
     carried = [value for found in sets for value in found.initial]
     starts = [builder.constant(i32, 0) for _ in carried]
-    loop = builder.create("scf.for", [i32] * len(carried), [first, total, count, *starts], {}, 1)
+    loop = builder.create(
+        "scf.for", [i32] * len(carried), [first, total, count, *starts],
+        {PROGRAMS: ir.UnitAttr.get()}, 1,
+    )  # fmt: skip
     block = loop.regions[0].blocks.append(
         *[i32] * (1 + len(carried)), arg_locs=[split.location] * (1 + len(carried))
     )

@@ -17,6 +17,7 @@ from minitriton.passes import (
     pipeline_loads,
     producer_slice,
     simplify,
+    tma_stores,
     verify_layouts,
 )
 from minitriton.passes.tile_pass import Pass, PassOptions
@@ -50,6 +51,8 @@ def tile_pipeline(target: Target, options: PassOptions | None = None) -> list[Bo
         Pass("assign_layouts", assign_layouts.run),
         *check,
         Pass("pipeline_loads", pipeline_loads.run),
+        *check,
+        Pass("tma_stores", tma_stores.run),
         *check,
         Pass("allocate_shared", allocate_shared.run),
         Pass("insert_barriers", insert_barriers.run),

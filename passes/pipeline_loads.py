@@ -20,7 +20,7 @@ from math import prod
 from minitriton.ir import layouts
 from minitriton.ir.axis_analysis import AxisFacts, analyse
 from minitriton.ir.conversion import storage_bits
-from minitriton.ir.dialect import PtrType, element_of
+from minitriton.ir.dialect import element_of
 from minitriton.ir.encoding import layout_of
 from minitriton.ir.matrix_descriptor import ALIGNMENT
 from minitriton.ir.mlir import ir
@@ -29,6 +29,7 @@ from minitriton.ir.types import bit_width
 from minitriton.passes.affine import ONE, AffineAnalysis
 from minitriton.passes.ahead_of_time import AheadOfTime
 from minitriton.passes.dead_arguments import pass_through_dead_arguments
+from minitriton.passes.global_order import base_of
 from minitriton.passes.multi_buffer import Staged, is_fixed, rewrite_loop
 from minitriton.passes.op_classes import WRITES_IN_LOOP, is_elementwise, is_tile, widens
 from minitriton.passes.remarks import add_remark
@@ -181,18 +182,8 @@ def _may_overwrite(loop: ir.Operation, feeding: list[ir.Operation], entry: ir.Bl
         return False
     if "mt.num_stages" not in loop.attributes or {op.name for op in writers} != {"mt.store"}:
         return True
-    read, written = ({_base(op.operands[0], entry) for op in ops} for ops in (feeding, writers))
+    read, written = ({base_of(op.operands[0], entry) for op in ops} for ops in (feeding, writers))
     return None in read | written or bool(read & written)
-
-
-def _base(pointer: ir.Value, entry: ir.Block) -> int | None:
-    """Number of the kernel's argument that `pointer` is an offset from; None if unknown."""
-    while (maker := defining_op(pointer)) is not None:
-        if not len(maker.operands) or not isinstance(element_of(maker.operands[0].type), PtrType):
-            return None
-        pointer = maker.operands[0]
-    argument = ir.BlockArgument(pointer)
-    return argument.arg_number if argument.owner == entry else None
 
 
 def _refusal(load: ir.Operation, ahead: AheadOfTime) -> str | None:

@@ -22,6 +22,7 @@ from minitriton.ir.tensor_map_specs import add_spec
 from minitriton.ir.warp_roles import PRODUCER
 from minitriton.passes.affine import AffineAnalysis
 from minitriton.passes.ahead_of_time import AheadOfTime
+from minitriton.passes.map_terms import Rebuild
 from minitriton.passes.multi_buffer import Staged, is_equal, next_parity, next_slot, read_from
 from minitriton.passes.products_in_flight import (
     Flights,
@@ -32,7 +33,7 @@ from minitriton.passes.products_in_flight import (
 )
 from minitriton.passes.rings import Ring, RingSet, SlotSpec, barrier_at
 from minitriton.passes.tensor_maps import MapPlan
-from minitriton.passes.tma_copies import Rebuild, copy_boxes, described
+from minitriton.passes.tma_copies import copy_boxes, described
 from minitriton.passes.traversal import Value, attributes_of, ops_of, terminator_of
 from minitriton.passes.warpgroup_dots import use_warpgroups
 

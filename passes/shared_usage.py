@@ -106,7 +106,7 @@ def buffer_accesses(op: ir.Operation) -> list[tuple[ir.Operation, bool]]:
     match op.name:
         case "mt.local_alloc":
             return [(op, True)] if len(op.operands) else []
-        case "mt.local_load":
+        case "mt.local_load" | "mt.tma_store":
             return [(buffer_of(op.operands[0]), False)]
         case "mt.warpgroup_dot":
             return [

@@ -1,9 +1,10 @@
-"""Which loads can be TMA copies: boxes of a tensor that the launcher can describe.
+"""Which loads and stores can be TMA copies: boxes of a tensor that the launcher can describe.
 
 A tensor map holds an argument's address, and sizes and strides of up to five dimensions; the copy
-gives the coordinates of its first element, and elements outside the sizes arrive as zeros. So the
-address must be base + sum_d stride_d (coordinate_d + index_d) with strides that depend on arguments
-alone, and the mask must say exactly what the sizes say. `plan` proves both, or says what is amiss.
+gives the coordinates of its first element, and elements outside the sizes arrive as zeros, or are
+not stored. So the address must be base + sum_d stride_d (coordinate_d + index_d) with strides that
+depend on arguments alone, and the mask must say exactly what the sizes say. `plan` proves both, or
+says what is amiss.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from minitriton.ir.axis_analysis import AxisFacts
+from minitriton.ir.axis_analysis import AxisFacts, mask_of
 from minitriton.ir.mlir import ir
 from minitriton.passes.affine import (
     ONE,
@@ -20,6 +21,7 @@ from minitriton.passes.affine import (
     AffineAnalysis,
     Monomial,
     Polynomial,
+    Wrap,
     bounds_of,
 )
 from minitriton.passes.traversal import Value
@@ -31,7 +33,7 @@ STRIDE_BYTES = 16  # strides and the base are multiples of this
 
 
 class NotAffine(Exception):
-    """The load has no tensor map; the message says why."""
+    """The access has no tensor map; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -63,25 +65,26 @@ class MapPlan:
 
 
 def plan(
-    load: ir.Operation, order: Sequence[int], size: int, analysis: AffineAnalysis, facts: AxisFacts
+    op: ir.Operation, order: Sequence[int], size: int, analysis: AffineAnalysis, facts: AxisFacts
 ) -> MapPlan:
-    """The tensor map of a load of elements of `size` bytes; order: its dims, fastest first.
+    """The tensor map of a load or store of elements of `size` bytes; order: its dims, fastest
+    first.
 
     Raises NotAffine.
     """
-    return _Planner(load, order, size, analysis, facts).plan()
+    return _Planner(op, order, size, analysis, facts).plan()
 
 
 class _Planner:
     def __init__(
-        self, load: ir.Operation, order: Sequence[int], size: int, analysis: AffineAnalysis,
+        self, access: ir.Operation, order: Sequence[int], size: int, analysis: AffineAnalysis,
         facts: AxisFacts,
     ) -> None:  # fmt: skip
-        self._load, self._order, self._size = load, list(order), size
+        self._access, self._order, self._size = access, list(order), size
         self._analysis, self._facts = analysis, facts
 
     def plan(self) -> MapPlan:
-        address = self._analysis.of(self._load.operands[0])
+        address = self._analysis.of(self._access.operands[0])
         if address is None or address.base is None:
             raise NotAffine("its addresses are not an argument plus an affine function")
         self._check_strides(address)
@@ -116,11 +119,12 @@ class _Planner:
                 raise NotAffine(f"the stride of dimension {dim} is not a proved multiple of 16 B")
 
     def _bounds(self, address: Affine) -> tuple[dict[int, Polynomial], dict[int, Polynomial]]:
-        """(ends, starts) of the index along each dimension that the load is confined to."""
+        """(ends, starts) of the index along each dimension that the access is confined to."""
         upper: dict[int, Polynomial] = {}
         lower: dict[int, Polynomial] = {}
-        if len(self._load.operands) > 1:
-            found = bounds_of(self._load.operands[1], self._analysis)
+        mask = mask_of(self._access)
+        if mask is not None:
+            found = bounds_of(mask, self._analysis)
             if found is None:
                 raise NotAffine("its mask is not a box of coordinates")
             for dim, limit, is_upper in found:
@@ -128,11 +132,19 @@ class _Planner:
                 if side.setdefault(dim, limit) != limit:
                     raise NotAffine(f"its mask bounds dimension {dim} twice")
         for wrap in address.wraps:
-            if not unobserved(self._load.results[0], wrap.dim, wrap.bound, self._analysis):
-                raise NotAffine(f"elements that `%` wraps along dimension {wrap.dim} may be used")
+            self._check_wrap(wrap, upper)
             if upper.setdefault(wrap.dim, wrap.bound) != wrap.bound:
                 raise NotAffine(f"its mask bounds dimension {wrap.dim} beside a `%`")
         return upper, lower
+
+    def _check_wrap(self, wrap: Wrap, upper: dict[int, Polynomial]) -> None:
+        """That no element beyond the bound counts: it is masked off, or nobody sees it."""
+        if upper.get(wrap.dim) == wrap.bound:
+            return
+        if self._access.name == "mt.store":
+            raise NotAffine(f"elements that `%` wraps along dimension {wrap.dim} are stored")
+        if not unobserved(self._access.results[0], wrap.dim, wrap.bound, self._analysis):
+            raise NotAffine(f"elements that `%` wraps along dimension {wrap.dim} may be used")
 
     def _coordinate(
         self, dim: int, stride: Polynomial, rest: Polynomial, end: Polynomial | None,

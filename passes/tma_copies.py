@@ -10,20 +10,18 @@ changes whenever the slot numbers start again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from minitriton.ir.builder import Builder, i32_attr
 from minitriton.ir.encoding import mem_type
 from minitriton.ir.linear_layout import LinearLayout
-from minitriton.ir.matrix_descriptor import operand_span
 from minitriton.ir.mlir import ir
 from minitriton.ir.tensor_map_specs import add_spec
-from minitriton.passes.affine import AffineAnalysis, Polynomial
-from minitriton.passes.tensor_maps import MAX_BOX, MapPlan
+from minitriton.passes.affine import AffineAnalysis
+from minitriton.passes.map_terms import Rebuild, describe, evaluate
+from minitriton.passes.tensor_maps import MapPlan
 from minitriton.passes.traversal import Value
-
-Rebuild = Callable[[Value], Value]
 
 
 class Filled(Protocol):
@@ -127,64 +125,9 @@ def copy_boxes(
         )  # fmt: skip
 
 
-def evaluate(
-    value: Polynomial, analysis: AffineAnalysis, rebuild: Rebuild, builder: Builder
-) -> Value:
-    """An i32 with the value of a polynomial."""
-    i32 = ir.IntegerType.get_signless(32)
-    total: Value | None = None
-    for monomial, coefficient in sorted(value.terms.items()):
-        term: Value | None = None
-        for atom in monomial:
-            factor = _narrow(rebuild(analysis.atoms[atom]), builder)
-            term = factor if term is None else builder.op("arith.muli", i32, [term, factor])
-        constant = builder.constant(i32, coefficient)
-        if term is None:
-            term = constant
-        elif coefficient != 1:
-            term = builder.op("arith.muli", i32, [term, constant])
-        total = term if total is None else builder.op("arith.addi", i32, [total, term])
-    return builder.constant(i32, 0) if total is None else total
-
-
-def _narrow(value: Value, builder: Builder) -> Value:
-    width = ir.IntegerType(value.type).width
-    if width == 32:
-        return value
-    name = "arith.trunci" if width > 32 else "arith.extsi"
-    return builder.op(name, ir.IntegerType.get_signless(32), [value])
-
-
 def described(buffer: Filled, analysis: AffineAnalysis) -> dict[str, Any]:
     """The tensor map of a buffer's tile as data (ir/tensor_map_specs.py)."""
     plan = buffer.map
     assert plan is not None, "only what a tensor map describes is copied"
-
-    def terms(value: Polynomial) -> list[Any]:
-        return [
-            [c, [analysis.argument(a) for a in monomial]]
-            for monomial, c in sorted(value.terms.items())
-        ]
-
     type_ = buffer.load.results[0].type
-    size = type_.element_type.width // 8
-    shape = tuple(type_.shape)
-    span = operand_span(shape, buffer.order, size)
-    inner = buffer.order[0]
-    box = [
-        1 if d.tile_dim is None
-        else span // size if d.tile_dim == inner
-        else min(shape[d.tile_dim], MAX_BOX)
-        for d in plan.dims
-    ]  # fmt: skip
-    return {
-        "base": plan.base,
-        "offset": terms(plan.offset),
-        "strides": [terms(d.stride) for d in plan.dims[1:]],
-        "sizes": [None if d.size is None else terms(d.size) for d in plan.dims],
-        "box": box,
-        "swizzle": span,
-        "element_bytes": size,
-        "element": str(type_.element_type),
-        "non_negative": sorted(plan.non_negative),
-    }
+    return describe(plan, tuple(type_.shape), buffer.order, type_.element_type, analysis)

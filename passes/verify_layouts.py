@@ -16,6 +16,7 @@ from minitriton.ir.fma_layout import fma_operand
 from minitriton.ir.linear_layout import LinearLayout
 from minitriton.ir.mlir import ir
 from minitriton.ir.reduction import is_scannable
+from minitriton.ir.register_maps import narrowed
 from minitriton.ir.target import Target
 from minitriton.ir.types import bit_width
 from minitriton.passes.layout_choice import preimage
@@ -94,6 +95,13 @@ def _joined(op: ir.Operation) -> str | None:
     return None if lhs == rhs and image == result else f"{lhs} and {rhs} do not become {result}"
 
 
+def _narrow(op: ir.Operation) -> str | None:
+    source, result = _layouts([op.operands[0], op.results[0]])
+    axis = int_attribute(op, "axis")
+    same = narrowed(source, axis, result.shape[axis]) == result
+    return None if same else f"a part of {source} is not {result}"
+
+
 def _split(op: ir.Operation) -> str | None:
     source, lhs, rhs = _layouts([*op.operands, *op.results])
     fits = source.can_split() and source.split() == lhs == rhs
@@ -165,6 +173,7 @@ LAWS: dict[str, Callable[[ir.Operation], str | None]] = {
     "mt.reshape": _shape_change,
     "mt.join": _joined,
     "mt.cat": _joined,
+    "mt.narrow": _narrow,
     "mt.split": _split,
     "mt.reduce": _reduce,
     "mt.scan": _scan,

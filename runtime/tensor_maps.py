@@ -78,7 +78,10 @@ def encoder(specs: Sequence[dict[str, Any]], count: int) -> Callable[..., bytes 
     return maps
 
 
-_TYPES = {"bf16": "BFLOAT16", "f16": "FLOAT16", "f8E4M3FN": "UINT8", "f8E5M2": "UINT8"}
+_TYPES = {
+    "bf16": "BFLOAT16", "f16": "FLOAT16", "f32": "FLOAT32", "f8E4M3FN": "UINT8", "f8E5M2": "UINT8",
+    "i8": "UINT8", "i16": "UINT16", "i32": "INT32",
+}  # fmt: skip
 
 
 def _encode(found: TensorMap, element: str) -> bytes:

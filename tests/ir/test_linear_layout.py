@@ -10,12 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minitriton.ir import f2
-from minitriton.ir.layouts import broadcast_result, default_blocked
-from minitriton.ir.linear_layout import LinearLayout
+from minitriton.ir.layouts import broadcast_result, default_blocked, mma_accumulator
+from minitriton.ir.linear_layout import LinearLayout, log2_exact
 from minitriton.ir.register_maps import (
     broadcast_registers,
     cat_registers,
     join_registers,
+    narrow_registers,
+    narrowed,
     slice_registers,
     split_registers,
 )
@@ -199,6 +201,32 @@ def test_join_split_cat(some_layouts, data):
     dim = data.draw(st.integers(0, layout.rank - 1))
     expected = np.stack([values[half][r] for half, r in cat_registers(count)])
     assert (spread(np.concatenate(tiles, axis=dim), layout.cat(dim)) == expected).all()
+
+
+@given(st.data())
+def test_narrow(some_layouts, data):
+    (layout,) = data.draw(some_layouts(1))
+    dim = data.draw(st.integers(0, layout.rank - 1))
+    size = 1 << data.draw(st.integers(0, log2_exact(layout.shape[dim])))
+    part = narrowed(layout, dim, size)
+    if part is None:
+        with pytest.raises(ValueError, match="do not tell apart"):
+            narrow_registers(layout, dim, size, 0)
+        return
+    values = elements(layout)
+    tile = np.arange(values.max() + 1).reshape(layout.shape)
+    for start in range(0, layout.shape[dim], size):
+        cut = np.take(tile, range(start, start + size), dim)
+        assert (spread(cut, part) == values[narrow_registers(layout, dim, size, start)]).all()
+
+
+def test_accumulators_narrow_to_accumulators():
+    for shape, warps in (((128, 256), (8, 1)), ((64, 128), (2, 2)), ((2, 64, 64), (1, 4, 1))):
+        layout, dim = mma_accumulator(shape, warps), len(shape) - 1
+        part = mma_accumulator((*shape[:-1], 32), warps)
+        assert narrowed(layout, dim, 32) == part
+        assert narrowed(layout, dim - 1, 16) is None  # warps tell rows apart
+    assert narrowed(mma_accumulator((64, 128), (2, 2)), 1, 8) is None
 
 
 def test_split_needs_one_register_bit():

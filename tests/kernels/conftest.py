@@ -30,7 +30,11 @@ MAY_SPILL = {  # test: why its kernels cannot do with 255 registers
     "test_broadcast_then_reduce": "four warps hold a 128x128 tile: 128 registers, twice",
 }
 
-TILES_FOR = {"test_warpgroup_tiles": ("sm_90a",)}  # targets of tests that ask for their tiles
+TILES_FOR = {  # targets of tests that ask for their tiles
+    "test_warpgroup_tiles": ("sm_90a",),
+    "test_a_large_tile": ("sm_90a",),
+    "test_epilogues_again_and_again": ("sm_90a",),
+}
 
 
 @pytest.fixture(

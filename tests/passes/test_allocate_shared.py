@@ -9,7 +9,7 @@ from minitriton.ir.diagnostics import CompileError
 from minitriton.ir.mlir import ir
 from minitriton.ir.target import Target
 from minitriton.passes import allocate_shared
-from minitriton.passes.allocate_shared import BUFFER_ALIGNMENT, Area, place
+from minitriton.passes.allocate_shared import BUFFER_ALIGNMENT, Area, bytes_with, place
 from minitriton.passes.tile_pass import PassOptions
 from minitriton.passes.traversal import int_attribute, kernel_of, walk
 
@@ -37,14 +37,18 @@ M64 = "!mt.mem<tensor<64xf32, {offset = array<i32: 1, 2, 4, 8, 16, 32>}>>"
 T64 = "tensor<64xf32, {register=array<i32>, lane=array<i32: 1, 2, 4, 8, 16>, warp=array<i32: 32>}>"
 
 
+def parsed(body):
+    return ir.Module.parse(
+        "module attributes {mt.num_warps = 2 : i32} { func.func @k(%n: i32, %v: "
+        + T64 + ") {\n %c0 = arith.constant 0 : i32\n %c1 = arith.constant 1 : i32\n"
+        + body.replace("M64", M64).replace("T64", T64) + "\nreturn } }"
+    )  # fmt: skip
+
+
 def allocated(body, target="sm_80"):
     """mt.offset of every local_alloc in order, and the total."""
     with use():
-        module = ir.Module.parse(
-            "module attributes {mt.num_warps = 2 : i32} { func.func @k(%n: i32, %v: "
-            + T64 + ") {\n %c0 = arith.constant 0 : i32\n %c1 = arith.constant 1 : i32\n"
-            + body.replace("M64", M64).replace("T64", T64) + "\nreturn } }"
-        )  # fmt: skip
+        module = parsed(body)
         allocate_shared.run(module, Target.parse(target), PassOptions())
         offsets = [
             int_attribute(op, "mt.offset")
@@ -54,8 +58,24 @@ def allocated(body, target="sm_80"):
         return offsets, int_attribute(module.operation, "mt.shared_bytes")
 
 
+BARRIER = '"mt.barrier"() : () -> ()'
 ALLOC = '%{0} = "mt.local_alloc"(%v) : (T64) -> M64\n'
 LOAD = '"mt.local_load"(%{0}) : (M64) -> T64\n'
+
+
+def test_what_one_more_buffer_would_take():
+    """While one of two buffers is alive, while both are, and after them."""
+    body = ALLOC.format(0) + ALLOC.format(1) + LOAD.format(1) + LOAD.format(0) + BARRIER
+    with use():
+        module = parsed(body)
+        first, second, _, last, barrier = [
+            op for op in walk(kernel_of(module)) if op.name.startswith("mt.")
+        ]
+        needed = [
+            bytes_with(kernel_of(module), [(op, op, 1000)] * times, 1024)
+            for op, times in ((first, 0), (first, 1), (second, 1), (last, 1), (barrier, 2))
+        ]
+    assert needed == [512, 1280, 1536, 1280, 2032]
 
 
 def test_buffers_used_one_after_the_other_share_memory():

@@ -206,3 +206,29 @@ def test_a_multi_buffer_that_an_outer_loop_fills_anew_is_ordered():
         names = [op.name for op in walk(kernel_of(module))]
     assert names[names.index("mt.async_copy") - 1] == "mt.barrier"
     assert names.count("mt.barrier") == 2
+
+
+def test_what_tma_still_stores_is_pending_until_waited_for():
+    """A barrier before thread 0 has waited does not free the buffer, one after that does."""
+
+    def module_of(wait_first):
+        store = (
+            f'"mt.tma_store"(%a, %c) {{map = 0 : i32, dims = array<i32: 0>}} : ({M}, i32) -> ()\n'
+        )
+        wait = '"mt.tma_store_wait"() {pending = 0 : i32, read} : () -> ()\n'
+        barrier = '"mt.barrier"() : () -> ()\n'
+        return ir.Module.parse(
+            f"func.func @k(%v: {T}, %c: i32) {{\n"
+            f'%a = "mt.local_alloc"() {{mt.offset = 0 : i32, mt.pipelined}} : () -> {M}\n'
+            + store + (wait + barrier if wait_first else barrier + wait)
+            + f'"mt.local_dealloc"(%a) : ({M}) -> ()\n'
+            + f'%b = "mt.local_alloc"(%v) {{mt.offset = 0 : i32}} : ({T}) -> {M}\nreturn }}'
+        )  # fmt: skip
+
+    with use():
+        for wait_first, count in ((True, 1), (False, 2)):
+            module = module_of(wait_first)
+            insert_barriers.run(module, Target.parse("sm_90a"), PassOptions())
+            names = [op.name for op in walk(kernel_of(module))]
+            assert names.count("mt.barrier") == count
+            assert "mt.barrier" in names[names.index("mt.tma_store_wait") :]

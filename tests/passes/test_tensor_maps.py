@@ -25,7 +25,8 @@ def ops_named(module, name):
 
 
 def reasons(module):
-    return [text.split("by TMA: ")[1] for text in remarks_of(module) if "by TMA: " in text]
+    mark = "load not by TMA: "
+    return [text.split(mark)[1] for text in remarks_of(module) if mark in text]
 
 
 def boxes(module):

@@ -78,3 +78,9 @@ def test_launchers_pass_maps_after_the_values(monkeypatch: pytest.MonkeyPatch) -
     run(3, 1, 1, 9, 4096, 7, -104, 100)
     run(3, 1, 1, 9, 4096, 7, -104, 100)
     assert plain == [(3, 1, 1, 9, 4096, 7, -104, 100)] * 2 and len(cuda.calls) == 3
+
+
+def test_elements_have_types_of_the_driver():
+    known = pytest.importorskip("cuda.bindings.driver").CUtensorMapDataType
+    for element in ("f8E4M3FN", "f8E5M2", "f16", "bf16", "f32", "i8", "i16", "i32"):
+        assert hasattr(known, f"CU_TENSOR_MAP_DATA_TYPE_{tensor_maps._TYPES[element]}")

@@ -1,0 +1,121 @@
+"""What else a kernel does to global memory before or after one of its stores.
+
+Copies by TMA stores are not ordered with the threads' own accesses. So a store may become one only
+where nothing else of the program can touch the same memory on the wrong side of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from minitriton.ir.dialect import PtrType, element_of
+from minitriton.ir.mlir import ir
+from minitriton.ir.tensor_map_specs import read_specs
+from minitriton.passes.op_classes import LOOPS, MEMORY_ACCESS
+from minitriton.passes.traversal import Value, defining_op, int_attribute, kernel_of, walk
+
+PROGRAMS = "mt.programs"
+"""Attribute of a loop whose iterations are programs of the grid: nothing orders what one does to
+global memory with what others do."""
+_READS = frozenset(("mt.load", "mt.async_copy", "mt.tma_copy"))
+_ATOMICS = frozenset(("mt.atomic_rmw", "mt.atomic_cas"))
+
+
+def base_of(pointer: Value, entry: ir.Block) -> int | None:
+    """Number of the kernel's argument that `pointer` is an offset from; None if unknown."""
+    while (maker := defining_op(pointer)) is not None:
+        pointers = [v for v in maker.operands if isinstance(element_of(v.type), PtrType)]
+        if len(pointers) != 1 or maker.name in MEMORY_ACCESS:
+            return None
+        (pointer,) = pointers
+    argument = ir.BlockArgument(pointer)
+    return argument.arg_number if argument.owner == entry else None
+
+
+class GlobalOrder:
+    """The accesses to global memory of one kernel, in program order."""
+
+    def __init__(self, module: ir.Module) -> None:
+        function = kernel_of(module)
+        self._function = function
+        self._entry = function.regions[0].blocks[0]
+        self._maps = read_specs(module.operation)
+        watched = _READS | _ATOMICS | {"mt.store"}
+        self._accesses = [op for op in walk(function) if op.name in watched]
+        self._numbers = {op: number for number, op in enumerate(self._accesses)}
+
+    def obstacle(self, store: ir.Operation, copied: Collection[ir.Operation]) -> str | None:
+        """Why `store` must stay what it is while those in `copied` become TMA copies; None where
+        it need not. Different arguments may overlap for reads, unless `num_stages` on a loop
+        around both promises that they do not."""
+        base = self._base(store)
+        for other in self._accesses:
+            after, before = self._may_follow(store, other), self._may_follow(other, store)
+            same = base is None or self._base(other) in (None, base)
+            if other in copied or not (after or before):
+                continue
+            if other.name in _ATOMICS:
+                return "an atomic operation orders it"
+            if other.name == "mt.store":
+                if same:
+                    return "another store may write the same memory"
+            elif after and (same or not self._promised(store, other)):
+                return "a later load may read what it stores"
+        return None
+
+    def is_repeated(self, store: ir.Operation, copied: Collection[ir.Operation]) -> bool:
+        """Whether one of `copied`, itself or another, may have stored to the same argument."""
+        return any(
+            self._may_follow(other, store) and self._base(other) == self._base(store)
+            for other in copied
+        )
+
+    def _base(self, op: ir.Operation) -> int | None:
+        if op.name == "mt.tma_copy":
+            return int(self._maps[int_attribute(op, "map")]["base"])
+        return base_of(op.operands[0], self._entry)
+
+    def _may_follow(self, first: ir.Operation, second: ir.Operation) -> bool:
+        """Whether `second` may run after `first` has."""
+        around, others = self._parents(first), self._parents(second)
+        shared = [op for op in around if op in others]
+        if any(op.name in LOOPS and PROGRAMS not in op.attributes for op in shared):
+            return True
+        if (
+            shared
+            and shared[0].name == "scf.if"
+            and _side(first, shared[0]) != _side(second, shared[0])
+        ):
+            return False
+        return self._numbers[first] < self._numbers[second]
+
+    def _promised(self, first: ir.Operation, second: ir.Operation) -> bool:
+        others = self._parents(second)
+        return any("mt.num_stages" in op.attributes for op in self._parents(first) if op in others)
+
+    def _parents(self, op: ir.Operation) -> list[ir.Operation]:
+        """The control flow around `op`, inner first."""
+        found = []
+        op = op.parent.operation
+        while op != self._function:
+            found.append(op)
+            op = op.parent.operation
+        return found
+
+
+def _side(op: ir.Operation, branch: ir.Operation) -> int:
+    """Number of the region of `branch` that holds `op`."""
+    while op.parent.operation != branch:
+        op = op.parent.operation
+    blocks = [block for region in branch.regions for block in region.blocks]
+    return blocks.index(op.block)
+
+
+def outermost_loop(op: ir.Operation) -> ir.Operation | None:
+    """The loop around `op` that no other is around."""
+    found = None
+    while op.name != "func.func":
+        op = op.parent.operation
+        if op.name in LOOPS:
+            found = op
+    return found

@@ -1,0 +1,365 @@
+"""Stores of accumulators by TMA: threads put the tile into shared memory, one asks for its boxes.
+
+    before: %y = convert_layout %x; store %p, %y, %mask
+    after:  buffer [slots]; for each piece of %x: tma_store_wait; barrier; local_store piece, slot;
+            proxy_fence; barrier; tma_store slot, coordinates
+
+A tile that does not fit `mt.epilogue_bytes` (EPILOGUE_BYTES), nor memory that others have done
+with, goes in pieces, in turn through two slots; a piece is some of each thread's registers. The
+first wait and barrier are left out where the slot cannot be in use. The wait for the last piece
+comes after the outermost loop, or after the last such store of the block.
+Requires: layouts; loops are pipelined. Ensures: the same stores. Left alone are small tiles, those
+whose layout suits global memory, and, with a remark, those that no tensor map (`tensor_maps`)
+describes, whose memory others may access (`global_order`), or for which there is no room.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from minitriton.ir.axis_analysis import AxisFacts, analyse
+from minitriton.ir.builder import Builder, i32_attr
+from minitriton.ir.conversion import NoMove, RegisterMove, plan_conversion
+from minitriton.ir.dialect import element_of
+from minitriton.ir.encoding import layout_of, mem_type, tile_type
+from minitriton.ir.layouts import bank_conflicts, ldmatrix_plan, shared_access_plan, shared_tma
+from minitriton.ir.linear_layout import LinearLayout
+from minitriton.ir.matrix_descriptor import ALIGNMENT, operand_span
+from minitriton.ir.mlir import ir
+from minitriton.ir.register_maps import narrowed
+from minitriton.ir.target import Target
+from minitriton.ir.tensor_map_specs import add_spec
+from minitriton.ir.types import bit_width
+from minitriton.passes.access_layouts import MAX_VECTOR_BYTES, SECTOR_BYTES
+from minitriton.passes.affine import ONE, AffineAnalysis
+from minitriton.passes.allocate_shared import bytes_with
+from minitriton.passes.global_order import GlobalOrder, outermost_loop
+from minitriton.passes.map_terms import describe, evaluate
+from minitriton.passes.op_classes import is_tile
+from minitriton.passes.remarks import add_remark
+from minitriton.passes.simplify import upstream
+from minitriton.passes.tensor_maps import MapPlan, NotAffine
+from minitriton.passes.tensor_maps import plan as plan_map
+from minitriton.passes.tile_pass import PassOptions
+from minitriton.passes.traversal import Value, defining_op, int_attribute, kernel_of, walk
+
+EPILOGUE_BYTES = 32 * 1024  # of shared memory for the tiles on their way out of a kernel
+ROOM = "mt.epilogue_bytes"  # attribute of the module that replaces EPILOGUE_BYTES
+MIN_TILE_BYTES = 4096  # below that threads have so few stores that to wait for TMA costs more
+MIN_ROW_BYTES = 64  # of a piece, unless the tile's rows are shorter: two sectors of memory
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """How a tile goes through shared memory: `count` pieces of `size` elements along `axis`, each
+    in a slot of layout `slot`; slots: 1 or 2."""
+
+    axis: int
+    size: int
+    count: int
+    slots: int
+    slot: LinearLayout
+    bytes: int  # of all slots
+
+
+@dataclass(frozen=True)
+class _Store:
+    """A store that TMA can make; tile: what is stored, as threads hold it before; order: the dims,
+    fastest first; loop: the outermost around it."""
+
+    store: ir.Operation
+    tile: Value
+    order: tuple[int, ...]
+    map: MapPlan
+    loop: ir.Operation | None
+
+
+@dataclass(frozen=True)
+class _Copy(_Store):
+    """One that TMA makes."""
+
+    pieces: Pieces
+
+
+def run(module: ir.Module, target: Target, options: PassOptions) -> None:
+    """Rewrites all stores of the kernel that qualify."""
+    if not options.tma or not target.has("tma"):
+        return
+    analysis = AffineAnalysis(kernel_of(module).regions[0].blocks[0])
+    order = GlobalOrder(module)
+    stores = _described(module, analysis)
+    while True:
+        stores = _apart(module, stores, order)
+        copies = _fitted(module, stores, target)
+        if len(copies) == len(stores):
+            break
+        stores = [s for s in stores if any(s.store == copy.store for copy in copies)]
+    copied = [copy.store for copy in copies]
+    repeated = [order.is_repeated(store, copied) for store in copied]
+    ends = [copy.loop or _last(copy.store, copied) for copy in copies]
+    buffers = []
+    for copy, again in zip(copies, repeated, strict=True):
+        count = copy.pieces.count
+        text = f"store by TMA in {count} piece{'s' * (count > 1)}: {copy.pieces.bytes} bytes"
+        add_remark(module, copy.store, text)
+        buffers.append(_rewrite(module, copy, analysis, repeated=again))
+    for end in dict.fromkeys(ends):
+        _finish(end, [buffer for buffer, own in zip(buffers, ends, strict=True) if own == end])
+    for store in copied:
+        store.erase()
+    if copies:
+        upstream(module, options)
+
+
+def _last(store: ir.Operation, stores: Sequence[ir.Operation]) -> ir.Operation:
+    """The last of `stores`, which are in program order, in the block of `store`."""
+    return [other for other in stores if other.block == store.block][-1]
+
+
+def _described(module: ir.Module, analysis: AffineAnalysis) -> list[_Store]:
+    """The stores that gain and that a tensor map describes."""
+    function = kernel_of(module)
+    facts = analyse(function)
+    found = []
+    for op in [op for op in walk(function) if op.name == "mt.store" and is_tile(op.operands[1])]:
+        order = _order(op, analysis)
+        tile = _tile(op, order[0], facts)
+        if tile is None:
+            continue
+        try:
+            plan = _plan(op, order, analysis, facts)
+        except NotAffine as reason:
+            _leave(module, op, str(reason))
+            continue
+        found.append(_Store(op, tile, order, plan, outermost_loop(op)))
+    return found
+
+
+def _fitted(module: ir.Module, stores: Sequence[_Store], target: Target) -> list[_Copy]:
+    """Those for which there is room if all become copies; remarks say why the others have none."""
+    function = kernel_of(module)
+    room = int_attribute(module.operation, ROOM, EPILOGUE_BYTES)
+    counts = Counter(s.loop for s in stores if s.loop is not None)
+    ops = [s.store for s in stores]
+    exchanges = [s.store.operands[1].owner.operation for s in stores if not _is_direct(s)]
+    taken: list[tuple[ir.Operation, ir.Operation, int]] = []
+    copies = []
+    for s in stores:
+        share = room if s.loop is None else room // counts[s.loop]
+        life = (s.loop, s.loop) if s.loop else (s.store, _last(s.store, ops))
+
+        def takes(size: int, life: tuple[ir.Operation, ir.Operation] = life) -> int:
+            return bytes_with(function, [*taken, (*life, size)], ALIGNMENT, exchanges)
+
+        try:
+            pieces = _fitting(s.tile, s.order, share, target, takes)
+        except NotAffine as reason:
+            _leave(module, s.store, str(reason))
+            continue
+        taken.append((*life, pieces.bytes))
+        copies.append(_Copy(s.store, s.tile, s.order, s.map, s.loop, pieces))
+    return copies
+
+
+def _is_direct(s: _Store) -> bool:
+    """Whether the tile is stored in the layout that it has."""
+    return bool(s.tile == s.store.operands[1])
+
+
+def _fitting(
+    tile: Value, order: tuple[int, ...], share: int, target: Target,
+    takes: Callable[[int], int],
+) -> Pieces:  # fmt: skip
+    """Pieces of at most `share` bytes, smaller ones where memory is short; the whole tile where it
+    finds memory that others have done with. `takes`: what the kernel needs with so many bytes for
+    the pieces. Raises NotAffine."""
+    bits = bit_width(element_of(tile.type))
+    whole = prod(tile.type.shape) * bits // 8
+    if takes(whole) <= takes(0):
+        share = max(share, whole)
+    while True:
+        stmatrix = target.has("stmatrix")
+        pieces = pieces_of(layout_of(tile.type), order, bits, share, stmatrix=stmatrix)
+        if takes(pieces.bytes) <= target.max_shared_bytes:
+            return pieces
+        share = pieces.bytes // 2
+
+
+def _tile(store: ir.Operation, inner: int, facts: AxisFacts) -> Value | None:
+    """The stored tile as it is before threads exchange elements for the store, or while one access
+    of a warp does not fill sectors of memory; None if neither is so, or the tile is small."""
+    value = store.operands[1]
+    type_, layout = value.type, layout_of(value.type)
+    bits = bit_width(element_of(type_))
+    if bits not in (8, 16, 32) or prod(type_.shape) * bits // 8 < MIN_TILE_BYTES:
+        return None
+    maker = defining_op(value)
+    if maker is not None and maker.name == "mt.convert_layout":
+        source = maker.operands[0]
+        moves = not isinstance(
+            plan_conversion(layout_of(source.type), layout, bits), (NoMove, RegisterMove)
+        )
+        return source if moves and len(list(value.uses)) == 1 else None
+    limit = min(facts.access_limits(store)[inner], MAX_VECTOR_BYTES * 8 // bits)
+    run = layout.contiguous_registers(inner, limit).width
+    while run << layout.dim_shifts[inner] in layout.flat("lane"):
+        run *= 2
+    return value if run * bits // 8 < SECTOR_BYTES else None
+
+
+def _order(store: ir.Operation, analysis: AffineAnalysis) -> tuple[int, ...]:
+    """The dimensions of a store, fastest first."""
+    address = analysis.of(store.operands[0])
+    dims = list(reversed(range(len(store.operands[0].type.shape))))
+    inner = [d for d in dims if address is not None and address.dims[d] == ONE]
+    return tuple(dict.fromkeys([*inner[:1], *dims]))
+
+
+def _plan(
+    store: ir.Operation, order: tuple[int, ...], analysis: AffineAnalysis, facts: AxisFacts
+) -> MapPlan:
+    """Raises NotAffine."""
+    if "cache" in store.attributes or "evict" in store.attributes:
+        raise NotAffine("it says how to cache what it stores")
+    plan = plan_map(
+        store, order, bit_width(element_of(store.operands[1].type)) // 8, analysis, facts
+    )
+    if not all(dim.stride for dim in plan.dims if dim.tile_dim is not None):
+        raise NotAffine("a dimension has no stride")
+    return plan
+
+
+def _apart(module: ir.Module, stores: list[_Store], order: GlobalOrder) -> list[_Store]:
+    """Without those that something else may have to come before or after."""
+    while True:
+        copied = [s.store for s in stores]
+        reasons = [order.obstacle(store, copied) for store in copied]
+        for store, reason in zip(copied, reasons, strict=True):
+            if reason is not None:
+                _leave(module, store, reason)
+        if not any(reasons):
+            return stores
+        stores = [s for s, reason in zip(stores, reasons, strict=True) if reason is None]
+
+
+def _leave(module: ir.Module, store: ir.Operation, reason: str) -> None:
+    add_remark(module, store, f"store not by TMA: {reason}")
+
+
+def pieces_of(
+    layout: LinearLayout, order: tuple[int, ...], bits: int, room: int, *, stmatrix: bool
+) -> Pieces:
+    """The largest pieces of a tile in registers that take at most `room` bytes and that threads
+    can write without bank conflicts. Raises NotAffine where there are none."""
+    reason = "threads cannot write its boxes without bank conflicts"
+    for axis in order:
+        extent = layout.shape[axis]
+        least = MIN_ROW_BYTES * 8 // bits if axis == order[0] else 1
+        size, slots = extent, 1
+        while size >= min(least, extent):
+            part = narrowed(layout, axis, size)
+            slot = None if part is None else _slot(part, order, bits, stmatrix)
+            if slot is not None:
+                each = prod(slot.shape) * bits // 8
+                if each * slots <= room and (slots == 1 or each % ALIGNMENT == 0):
+                    return Pieces(axis, size, extent // size, slots, slot, each * slots)
+                reason = f"its pieces do not fit {room} bytes of shared memory"
+            size, slots = size // 2, 2
+    raise NotAffine(reason)
+
+
+def _slot(
+    part: LinearLayout, order: tuple[int, ...], bits: int, stmatrix: bool
+) -> LinearLayout | None:
+    """The layout in which TMA takes a piece, if writing it there from `part` has no conflicts."""
+    span = operand_span(part.shape, order, bits // 8)
+    if not span:
+        return None
+    slot = shared_tma(part.shape, order, bits, span)
+    matrices = ldmatrix_plan(slot, part, bits) if stmatrix and part.is_injective else None
+    if matrices is not None and matrices.conflicts == 1:
+        return slot
+    vector = shared_access_plan(slot, part, bits).vec
+    return slot if bank_conflicts(slot, part, vector, bits) == 1 else None
+
+
+def _rewrite(module: ir.Module, copy: _Copy, analysis: AffineAnalysis, *, repeated: bool) -> Value:
+    """All but the end (`_finish`); the buffer. `repeated`: the kernel may have stored by TMA to the
+    same argument before."""
+    store, pieces = copy.store, copy.pieces
+    element = copy.tile.type.element_type
+    spec = describe(copy.map, pieces.slot.shape, copy.order, element, analysis)
+    attributes = {
+        "map": i32_attr(add_spec(module.operation, spec)),
+        "dims": ir.DenseI32ArrayAttr.get(copy.map.places),
+    }
+    builder = Builder(ir.InsertionPoint(copy.loop or store), store.location)
+    whole = mem_type([pieces.slots, *pieces.slot.shape], element, pieces.slot)
+    buffer = builder.op(
+        "mt.local_alloc", whole, (),
+        {"mt.pipelined": ir.UnitAttr.get(), "mt.alignment": i32_attr(ALIGNMENT)},
+    )  # fmt: skip
+    builder.ip = ir.InsertionPoint(store)
+    starts = [evaluate(d.coordinate, analysis, lambda value: value, builder) for d in copy.map.dims]
+    along = copy.map.places[pieces.axis]
+    for number in range(pieces.count):
+        _await_slot(copy, number, builder, repeated=repeated)
+        start = number * pieces.size
+        slot = _write_piece(copy, buffer, number, builder)
+        builder.create("mt.proxy_fence", [])
+        builder.create("mt.barrier", [])
+        corner = list(starts)
+        if start:
+            step = builder.constant(corner[along].type, start)
+            corner[along] = builder.op("arith.addi", step.type, [corner[along], step])
+        builder.create("mt.tma_store", [], [slot, *corner], attributes)
+    return buffer
+
+
+def _await_slot(copy: _Copy, number: int, builder: Builder, *, repeated: bool) -> None:
+    """Before piece `number` is written: its slot is no longer read; before the first one all that
+    was stored to the same argument is there, too, since later stores win."""
+    slots = copy.pieces.slots
+    in_use = number >= slots or (number == 0 and copy.loop is not None)
+    if number == 0 and repeated:
+        builder.create("mt.tma_store_wait", [], [], {"pending": i32_attr(0)})
+    elif in_use:
+        _wait_for_reads(slots - 1 if number else 0, builder)
+    if in_use:
+        builder.create("mt.barrier", [])
+
+
+def _wait_for_reads(pending: int, builder: Builder) -> None:
+    attributes = {"pending": i32_attr(pending), "read": ir.UnitAttr.get()}
+    builder.create("mt.tma_store_wait", [], [], attributes)
+
+
+def _write_piece(copy: _Copy, buffer: Value, number: int, builder: Builder) -> Value:
+    """The slot with the piece in it."""
+    pieces, tile = copy.pieces, copy.tile
+    part = tile
+    if pieces.count > 1:
+        layout = narrowed(layout_of(tile.type), pieces.axis, pieces.size)
+        assert layout is not None, "pieces are made of whole registers"
+        attributes = {"axis": i32_attr(pieces.axis), "start": i32_attr(number * pieces.size)}
+        type_ = tile_type(tile.type.element_type, layout)
+        part = builder.op("mt.narrow", type_, [tile], attributes)
+    index = builder.constant(ir.IntegerType.get_signless(32), number % pieces.slots)
+    type_ = mem_type(pieces.slot.shape, tile.type.element_type, pieces.slot)
+    slot = builder.op("mt.mem_index", type_, [buffer, index])
+    builder.create("mt.local_store", [], [part, slot])
+    return slot
+
+
+def _finish(end: ir.Operation, buffers: Sequence[Value]) -> None:
+    """After the outermost loop `end`, or the last store of a block: the buffers' memory may serve
+    others."""
+    loop = end.name != "mt.store"
+    place = ir.InsertionPoint.after(end) if loop else ir.InsertionPoint(end)
+    builder = Builder(place, end.location)
+    _wait_for_reads(0, builder)
+    for buffer in buffers:
+        builder.create("mt.local_dealloc", [], [buffer])
