@@ -18,6 +18,7 @@ from minitriton.runtime.launch import POINTER, LaunchShape
 from minitriton.runtime.module import Function
 
 WARP = 32
+SERIALIZED = "wgmma.mma_async instructions are serialized"  # in ptxas' remarks
 _LATE_STAGES = frozenset({"lower", "ptx"})
 
 
@@ -92,6 +93,12 @@ class CompiledKernel:
         """Bytes stored by register spills per thread."""
         self.assemble()
         return int(self.metadata["spill_stores"])
+
+    @property
+    def serialized(self) -> bool:
+        """Whether a producer warp left the others too few registers: ptxas waits for each wgmma."""
+        warnings = self.metadata.get("warnings", ())
+        return "producer_warps" in self.metadata and any(SERIALIZED in text for text in warnings)
 
     @property
     def shape(self) -> LaunchShape:

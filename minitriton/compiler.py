@@ -7,6 +7,7 @@ that tests and tools can put their own in place of any of them.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -240,6 +241,10 @@ def compile_kernel(
     )
     if cubin:
         compiled.assemble()
+        if standard and compiled.serialized and settings.specialize:
+            plain = dataclasses.replace(settings, specialize=False)
+            compiled = compile_kernel(source, spec, target, cubin=True, settings=plain)
+            store.put(key, compiled.entry())
     elif not compiled.from_cache:
         store.put(key, compiled.entry())
     if dump is not None:
