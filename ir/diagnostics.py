@@ -59,6 +59,10 @@ class CompileError(MiniTritonError):
         return render(self.diagnostic)
 
 
+class SharedMemoryExceeded(CompileError):
+    """The kernel needs more shared memory than a CTA of the target may have."""
+
+
 class InternalError(MiniTritonError):
     """MiniTriton itself failed: names the stage; the user's kernel may well be right."""
 

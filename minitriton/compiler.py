@@ -18,7 +18,7 @@ from minitriton import fingerprint, options
 from minitriton.compiled import CompiledKernel
 from minitriton.dump import Dump
 from minitriton.frontend.signature import Specialization
-from minitriton.ir.diagnostics import InternalError, MiniTritonError
+from minitriton.ir.diagnostics import InternalError, MiniTritonError, SharedMemoryExceeded
 from minitriton.ir.target import Target
 from minitriton.runtime import assembler, cache
 
@@ -232,7 +232,12 @@ def compile_kernel(
         dump = Dump.open(settings.dump, source.name, cache.digest(key)) if settings.dump else None
         observers: list[Observer] = [dump.stage] if dump else []
         chosen = stages or standard_stages(settings, check=settings.check_passes)
-        ptx, metadata = lower_kernel(source, spec, target, chosen, observers)
+        try:
+            ptx, metadata = lower_kernel(source, spec, target, chosen, observers)
+        except SharedMemoryExceeded:  # the slots of a producer warp live as long as the kernel
+            if not (standard and settings.specialize):
+                raise
+            return _unspecialized(source, spec, target, settings, cubin, store, key)
         compiled = CompiledKernel(source, spec, target, ptx, metadata, None)
     compiled.attach(
         settings=settings,
@@ -242,13 +247,22 @@ def compile_kernel(
     if cubin:
         compiled.assemble()
         if standard and compiled.serialized and settings.specialize:
-            plain = dataclasses.replace(settings, specialize=False)
-            compiled = compile_kernel(source, spec, target, cubin=True, settings=plain)
-            store.put(key, compiled.entry())
+            compiled = _unspecialized(source, spec, target, settings, cubin, store, key)
     elif not compiled.from_cache:
         store.put(key, compiled.entry())
     if dump is not None:
         dump.finish(compiled)
+    return compiled
+
+
+def _unspecialized(
+    source: Source, spec: Specialization, target: Target, settings: options.Options, cubin: bool,
+    store: cache.DiskCache, key: str,
+) -> CompiledKernel:  # fmt: skip
+    """The kernel without a producer warp, also published where the one with it would be."""
+    plain = dataclasses.replace(settings, specialize=False)
+    compiled = compile_kernel(source, spec, target, cubin=cubin, settings=plain)
+    store.put(key, compiled.entry())
     return compiled
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from minitriton.ir.builder import i32_attr
-from minitriton.ir.diagnostics import CompileError, Diagnostic, Note
+from minitriton.ir.diagnostics import Diagnostic, Note, SharedMemoryExceeded
 from minitriton.ir.mlir import ir
 from minitriton.ir.target import Target
 from minitriton.passes.op_classes import LOOPS
@@ -35,7 +35,7 @@ class Area:
 
 
 def run(module: ir.Module, target: Target, options: PassOptions) -> None:
-    """Adds mt.offset and mt.shared_bytes; CompileError where the target has too little memory."""
+    """Adds mt.offset and mt.shared_bytes; SharedMemoryExceeded where the target has too little memory."""
     owners, areas, _ = _areas(kernel_of(module))
     offsets = place(areas)
     for op, offset in zip(owners, offsets, strict=True):
@@ -148,12 +148,12 @@ def _last_use(
 
 def _too_large(
     total: int, target: Target, owners: Sequence[ir.Operation], areas: Sequence[Area]
-) -> CompileError:
+) -> SharedMemoryExceeded:
     largest = sorted(zip(areas, owners, strict=True), key=lambda pair: -pair[0].bytes)[:8]
     notes = tuple(
         Note(f"{area.bytes:>8} bytes for {op.name}", span_of(op.location)) for area, op in largest
     )
-    return CompileError(
+    return SharedMemoryExceeded(
         Diagnostic(
             f"the kernel needs {total} bytes of shared memory, "
             f"{target.arch} has {target.max_shared_bytes} per CTA",
