@@ -35,7 +35,7 @@ class Area:
 
 
 def run(module: ir.Module, target: Target, options: PassOptions) -> None:
-    """Adds mt.offset and mt.shared_bytes; SharedMemoryExceeded where the target has too little memory."""
+    """Adds mt.offset and mt.shared_bytes; SharedMemoryExceeded where the target has too little."""
     owners, areas, _ = _areas(kernel_of(module))
     offsets = place(areas)
     for op, offset in zip(owners, offsets, strict=True):
