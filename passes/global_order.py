@@ -6,12 +6,12 @@ where nothing else of the program can touch the same memory on the wrong side of
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from minitriton.ir.dialect import PtrType, element_of
 from minitriton.ir.mlir import ir
 from minitriton.ir.tensor_map_specs import read_specs
-from minitriton.passes.op_classes import LOOPS, MEMORY_ACCESS
+from minitriton.passes.op_classes import LOOPS, MEMORY_ACCESS, WRITES_IN_LOOP
 from minitriton.passes.traversal import Value, defining_op, int_attribute, kernel_of, walk
 
 PROGRAMS = "mt.programs"
@@ -30,6 +30,18 @@ def base_of(pointer: Value, entry: ir.Block) -> int | None:
         (pointer,) = pointers
     argument = ir.BlockArgument(pointer)
     return argument.arg_number if argument.owner == entry else None
+
+
+def may_overwrite(loop: ir.Operation, feeding: Sequence[ir.Operation], entry: ir.Block) -> bool:
+    """Whether the loop may write what `feeding` reads. `num_stages` on the loop itself promises
+    that different arguments of the kernel do not overlap."""
+    writers = [op for op in walk(loop) if op.name in WRITES_IN_LOOP]
+    if not writers:
+        return False
+    if "mt.num_stages" not in loop.attributes or {op.name for op in writers} != {"mt.store"}:
+        return True
+    read, written = ({base_of(op.operands[0], entry) for op in ops} for ops in (feeding, writers))
+    return None in read | written or bool(read & written)
 
 
 class GlobalOrder:

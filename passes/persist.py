@@ -48,8 +48,7 @@ def refusal(
         return "some programs may skip its loops"
     for loop in loops:
         bounds = Slice()
-        for value in list(loop.operands)[:3]:
-            bounds.add_value(value)
+        bounds.add(loop)  # with those around it
         for op in bounds.ops:
             if op.name in ("mt.program_id", "mt.load"):
                 return "its programs may differ in length"

@@ -8,7 +8,7 @@ TMA copies what wgmma will read and a tensor map can describe (`tensor_maps`); t
 A tile that is the same in every iteration is copied once, before the loop, and stays there. Beside
 wgmma a row of numbers comes as a copy, too: to hand it to other warps would take a barrier.
 Requires: layouts. Ensures: the same values; copies past the last iteration are masked off. A loop
-that may write global memory it reads (`_may_overwrite`), and loads whose address or mask cannot be
+that may write global memory it reads (`may_overwrite`), and loads whose address or mask cannot be
 computed ahead, are left alone; remarks say why.
 """
 
@@ -29,9 +29,9 @@ from minitriton.ir.types import bit_width
 from minitriton.passes.affine import ONE, AffineAnalysis
 from minitriton.passes.ahead_of_time import AheadOfTime
 from minitriton.passes.dead_arguments import pass_through_dead_arguments
-from minitriton.passes.global_order import base_of
+from minitriton.passes.global_order import may_overwrite
 from minitriton.passes.multi_buffer import Staged, is_fixed, rewrite_loop
-from minitriton.passes.op_classes import WRITES_IN_LOOP, is_elementwise, is_tile, widens
+from minitriton.passes.op_classes import is_elementwise, is_tile, widens
 from minitriton.passes.remarks import add_remark
 from minitriton.passes.shared_usage import SHARED_RESERVE
 from minitriton.passes.simplify import share_loads, upstream
@@ -99,11 +99,11 @@ def _pipeline(
     body, entry = loop.regions[0].blocks[0], kernel_of(module).regions[0].blocks[0]
     if wgmma and any(map(fits, ops_of(body))):
         feeding += [op for op in ops_of(body) if _is_converted_row(op)]
-    if _may_overwrite(loop, feeding, entry):
+    if may_overwrite(loop, feeding, entry):
         add_remark(module, loop, "loop not pipelined: it may write memory that it reads")
         return False
     scalars = [op for op in ops_of(body) if op.name == "mt.load" and not is_tile(op.results[0])]
-    ahead = AheadOfTime(loop, loads=not _may_overwrite(loop, scalars, entry))
+    ahead = AheadOfTime(loop, loads=not may_overwrite(loop, scalars, entry))
     analysis = AffineAnalysis(entry)
     staged = _staged(module, feeding, _Facts(ahead, facts, analysis, wgmma, tma))
     if not staged:
@@ -172,18 +172,6 @@ def _staged(module: ir.Module, feeding: list[ir.Operation], facts: _Facts) -> li
             reason = f"only {width} contiguous bytes along dimension {dim} are proved"
             add_remark(module, load, f"load not pipelined: {reason}")
         chosen = [load for load in chosen if load not in narrow]
-
-
-def _may_overwrite(loop: ir.Operation, feeding: list[ir.Operation], entry: ir.Block) -> bool:
-    """Whether the loop may write what `feeding` reads. `num_stages` on the loop itself promises
-    that different arguments of the kernel do not overlap."""
-    writers = [op for op in walk(loop) if op.name in WRITES_IN_LOOP]
-    if not writers:
-        return False
-    if "mt.num_stages" not in loop.attributes or {op.name for op in writers} != {"mt.store"}:
-        return True
-    read, written = ({base_of(op.operands[0], entry) for op in ops} for ops in (feeding, writers))
-    return None in read | written or bool(read & written)
 
 
 def _refusal(load: ir.Operation, ahead: AheadOfTime) -> str | None:

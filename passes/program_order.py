@@ -18,6 +18,8 @@ from minitriton.passes.traversal import defining_op, int_attribute, walk
 
 def heaviest_first(function: ir.Operation, loops: Sequence[ir.Operation]) -> list[int]:
     """Turns the order of programs round along the axes along which they get longer; these axes."""
+    if any(loop.parent.operation.name == "scf.for" for loop in loops):
+        return []
     analysis = AffineAnalysis(function.regions[0].blocks[0])
     iterations = ZERO
     for loop in loops:

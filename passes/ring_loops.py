@@ -126,7 +126,7 @@ def specialize_loop(
     for index, result in enumerate(loop.results):
         result.replace_all_uses_with(new.results[index])
     take_results(new, flights, builder)
-    moving.rings.state = new.results[len(loop.results)], new.results[len(loop.results) + 1]
+    moving.rings.left_off((new.results[len(loop.results)], new.results[len(loop.results) + 1]))
     if late or fixed is not None:
         builder.create("mt.warpgroup_wait", [], [], {"pending": i32_attr(0)})
     if late:
@@ -184,7 +184,7 @@ def _release_once(rings: RingSet, builder: Builder) -> None:
     for ring in rings.rings:
         builder.create("mt.mbarrier_arrive", [], [barrier_at(ring.empty, slot, builder), always])
     one = builder.constant(parity.type, 1)
-    rings.state = slot, builder.op("arith.xori", parity.type, [parity, one])
+    rings.left_off((slot, builder.op("arith.xori", parity.type, [parity, one])))
 
 
 def _produce(

@@ -9,7 +9,7 @@ carried through them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from minitriton.ir.builder import Builder, i32_attr
 from minitriton.ir.dialect import MemType
@@ -19,6 +19,7 @@ from minitriton.ir.mlir import ir
 from minitriton.passes.shared_usage import buffer_bytes
 from minitriton.passes.traversal import (
     Value,
+    attributes_of,
     block_of,
     int_attribute,
     kernel_of,
@@ -62,12 +63,86 @@ Groups = tuple[tuple[SlotSpec, ...], ...]
 @dataclass
 class RingSet:
     """The rings of a loop. `initial`: (slot, parity) at the kernel's start; `state`: where the last
-    loop left them."""
+    loop left them; `around`: the loops that carry them, outer ones first."""
 
     rings: list[Ring]
     stages: int
     initial: tuple[Value, Value]
     state: tuple[Value, Value]
+    around: list[_Carrier] = field(default_factory=list)
+
+    def enter(self, loop: ir.Operation) -> None:
+        """Carries the state through the loops around `loop`, so that it goes on in each of their
+        iterations where the last one stopped."""
+        self.leave(loop)
+        for parent in reversed(_loops_around(loop)):
+            if all(carrier.loop != parent for carrier in self.around):
+                self.around.append(_Carrier.of(parent, self.state))
+                self.state = self.around[-1].arguments
+
+    def leave(self, loop: ir.Operation | None = None) -> None:
+        """After loops that are not around `loop`, which is next: the state that they end with."""
+        kept = _loops_around(loop) if loop is not None else []
+        while self.around and self.around[-1].loop not in kept:
+            self.state = self.around.pop().results
+
+    def left_off(self, state: tuple[Value, Value]) -> None:
+        """A loop has left the rings in `state`."""
+        self.state = state
+        for carrier in reversed(self.around):
+            carrier.yields(state)
+            state = carrier.results
+
+
+@dataclass(frozen=True)
+class _Carrier:
+    """A loop that carries the state of rings as its last two iter args."""
+
+    loop: ir.Operation
+
+    @staticmethod
+    def of(loop: ir.Operation, state: tuple[Value, Value]) -> _Carrier:
+        """`loop` made anew with two further iter args, unchanged so far."""
+        builder = Builder(ir.InsertionPoint(loop), loop.location)
+        types = [v.type for v in (*loop.results, *state)]
+        new = builder.create("scf.for", types, [*loop.operands, *state], attributes_of(loop), 1)
+        body = loop.regions[0].blocks[0]
+        body.append_to(new.regions[0])
+        arguments = [body.add_argument(v.type, loop.location) for v in state]
+        end = terminator_of(body)
+        Builder(ir.InsertionPoint(end), loop.location).create(
+            "scf.yield", [], [*end.operands, *arguments]
+        )
+        end.erase()
+        for index, result in enumerate(loop.results):
+            result.replace_all_uses_with(new.results[index])
+        loop.erase()
+        return _Carrier(new)
+
+    @property
+    def arguments(self) -> tuple[Value, Value]:
+        *_, slot, parity = self.loop.regions[0].blocks[0].arguments
+        return slot, parity
+
+    @property
+    def results(self) -> tuple[Value, Value]:
+        *_, slot, parity = self.loop.results
+        return slot, parity
+
+    def yields(self, state: tuple[Value, Value]) -> None:
+        end = terminator_of(self.loop.regions[0].blocks[0])
+        count = len(end.operands)
+        end.operands[count - 2], end.operands[count - 1] = state
+
+
+def _loops_around(loop: ir.Operation) -> list[ir.Operation]:
+    """The scf.for that `loop` is in, inner ones first."""
+    found, parent = [], loop.parent.operation
+    while parent.name != "func.func":
+        if parent.name == "scf.for":
+            found.append(parent)
+        parent = parent.parent.operation
+    return found
 
 
 class Rings:
@@ -92,8 +167,10 @@ class Rings:
         """The rings of an earlier loop with such buffers, of at most so many slots, that come to
         `loop` on every path."""
         for slots, found in self._sets:
-            if slots == groups and found.stages <= stages and _reaches(found.state[1], loop):
-                return found
+            if slots == groups and found.stages <= stages:
+                found.leave(loop)
+                if _reaches(found.state[1], loop):
+                    return found
         return None
 
     def make(self, groups: Groups, stages: int) -> RingSet:

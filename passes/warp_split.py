@@ -15,6 +15,7 @@ from minitriton.passes import persist
 from minitriton.passes.affine import AffineAnalysis
 from minitriton.passes.ahead_of_time import AheadOfTime
 from minitriton.passes.direct_rows import can_load_directly, load_directly
+from minitriton.passes.global_order import may_overwrite
 from minitriton.passes.multi_buffer import Staged
 from minitriton.passes.op_classes import WRITES_IN_LOOP
 from minitriton.passes.producer_slice import Slice
@@ -88,6 +89,7 @@ class WarpSplit:
             if fitting < min(stages, 2):
                 return None
             rings = self._rings.make(slots, fitting)
+        rings.enter(loop)
         return Rows(groups, rings)
 
     def finish(self) -> None:
@@ -95,6 +97,8 @@ class WarpSplit:
         split = self._rings.split
         if split is None:
             return
+        for rings in self._rings.sets:
+            rings.leave()
         reason = persist.refusal(kernel_of(self._module), self._loops, self._rings.sets)
         if reason is None:
             persist.make_persistent(self._module, split, self._rings.sets)
@@ -116,11 +120,8 @@ class WarpSplit:
         self, loop: ir.Operation, staged: Sequence[Staged], analysis: AffineAnalysis
     ) -> str | None:
         top = self._module.operation
-        around = loop.parent.operation
-        while around.name == "scf.if":
-            around = around.parent.operation
-        if around.name != "func.func":
-            return "it is inside another loop"
+        if _is_conditional(loop):
+            return "it is inside a branch of a loop, or a while loop"
         dots = sum(map(fits, ops_of(loop.regions[0].blocks[0])))
         if dots > 1 and not self._shares_registers:
             return "nvJitLink ignores setmaxnreg: install nvidia-cuda-nvcc"
@@ -135,11 +136,8 @@ class WarpSplit:
                for s in staged for use in s.load.results[0].uses):  # fmt: skip
             return "what it loads is also used as it comes"
         function = kernel_of(self._module)
-        for op in walk(function):
-            if op == loop:
-                break
-            if op.name in WRITES_IN_LOOP and "mt.all_warps" not in op.attributes:
-                return "the kernel writes memory before it"
+        if _writes_before(loop, [s.load for s in staged], function):
+            return "the kernel writes memory before it"
         needed = Slice()
         needed.add(loop)
         for s in staged:
@@ -158,6 +156,36 @@ class WarpSplit:
                 scratch = max(scratch, found.bytes)
         alignment = max(s.alignment for s in staged)
         return self._target.max_shared_bytes - scratch - buffers - alignment
+
+
+def _is_conditional(loop: ir.Operation) -> bool:
+    """Whether some iterations of a loop around `loop` may skip it, which would lose count of the
+    slots; a branch outside of all loops may."""
+    around, branch = loop.parent.operation, False
+    while around.name != "func.func":
+        if around.name == "scf.while" or (around.name == "scf.for" and branch):
+            return True
+        branch = branch or around.name == "scf.if"
+        around = around.parent.operation
+    return False
+
+
+def _writes_before(
+    loop: ir.Operation, loads: Sequence[ir.Operation], function: ir.Operation
+) -> bool:
+    """Whether the program may write global memory before `loop`: earlier on, or in an earlier
+    iteration of a loop around it. The producer would not wait for that."""
+    outermost, parent = loop, loop.parent.operation
+    while parent.name != "func.func":
+        if parent.name == "scf.for":
+            outermost = parent
+        parent = parent.parent.operation
+    for op in walk(function):
+        if op == outermost:
+            break
+        if op.name in WRITES_IN_LOOP and "mt.all_warps" not in op.attributes:
+            return True
+    return outermost != loop and may_overwrite(outermost, loads, function.regions[0].blocks[0])
 
 
 def _becomes_a_read(op: ir.Operation) -> bool:
