@@ -71,9 +71,17 @@ def standard_stages(settings: options.Options | None = None, *, check: bool = Fa
         check=check, wgmma=settings.wgmma, tma=settings.tma, specialize=settings.specialize,
         share_registers=assembler.shares_registers(settings.ptxas),
     )  # fmt: skip
+
+    def for_kernel(spec: Specialization) -> PassOptions:
+        wanted = spec.option("warp_specialize")
+        if wanted is None:
+            return chosen
+        allowed = chosen.specialize and bool(wanted)
+        return dataclasses.replace(chosen, specialize=allowed, force_specialize=bool(wanted))
+
     return Stages(
         build=build_module,
-        passes=lambda target, spec: tile_pipeline(target, chosen),
+        passes=lambda target, spec: tile_pipeline(target, for_kernel(spec)),
         run=run,
         lower=lower,
         emit=lambda lowered, target, spec: emit_ptx(lowered),

@@ -14,7 +14,8 @@ class PassOptions:
     """check: verify the IR and the layout laws after every pass. pipeline_loads: multi-buffer
     loads of loops through cp.async where the target has it. wgmma: dots of such loads by whole
     warpgroups where the target has that. tma: copies for those by TMA where a tensor map can be.
-    specialize: those by a warp of their own, in kernels that run program after program.
+    specialize: those by a warp of their own, in kernels that run program after program;
+    force_specialize: also where it is not expected to pay.
     share_registers: the assembler lets such warps give registers to the others."""
 
     check: bool = False
@@ -22,6 +23,7 @@ class PassOptions:
     wgmma: bool = True
     tma: bool = True
     specialize: bool = True
+    force_specialize: bool = False
     share_registers: bool = True
 
 

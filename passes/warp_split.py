@@ -44,6 +44,7 @@ class WarpSplit:
         self._module, self._target = module, target
         self._wanted = options.specialize and options.tma and target.has("setmaxnreg")
         self._shares_registers = options.share_registers
+        self._forced = options.force_specialize
         self._rings = Rings(module)
         self._loops: list[ir.Operation] = []
 
@@ -109,11 +110,14 @@ class WarpSplit:
             add_remark(self._module, split, "the longest programs come first")
 
     def _multiplies(self, loop: ir.Operation) -> bool:
-        """Whether two warpgroups have enough to multiply that a CTA should have an SM alone."""
+        """Whether two warpgroups have enough to multiply that a CTA should have an SM alone, or the
+        kernel asks for it."""
         if int_attribute(self._module.operation, "mt.num_warps") != CONSUMER_WARPS:
             return False
         dots = [op for op in ops_of(loop.regions[0].blocks[0]) if fits(op)]
         products = sum(prod(d.results[0].type.shape) * d.operands[0].type.shape[-1] for d in dots)
+        if self._forced or "mt.warp_specialize" in loop.attributes:
+            return bool(dots)
         return bool(dots) and products >= (ONE_DOT_PRODUCTS if len(dots) == 1 else PRODUCTS)
 
     def _refusal(
