@@ -4,8 +4,8 @@
     after:  buffer [slots]; for each piece of %x: tma_store_wait; barrier; local_store piece, slot;
             proxy_fence; barrier; tma_store slot, coordinates
 
-A tile that does not fit `mt.epilogue_bytes` (EPILOGUE_BYTES), nor memory that others have done
-with, goes in pieces, in turn through two slots; a piece is some of each thread's registers. The
+A tile that does not fit `mt.epilogue_bytes` (EPILOGUE_BYTES), nor memory that nobody else needs,
+goes in pieces, in turn through two slots; a piece is some of each thread's registers. The
 first wait and barrier are left out where the slot cannot be in use. The wait for the last piece
 comes after the outermost loop, or after the last such store of the block.
 Requires: layouts; loops are pipelined. Ensures: the same stores. Left alone are small tiles, those
@@ -142,6 +142,7 @@ def _fitted(module: ir.Module, stores: Sequence[_Store], target: Target) -> list
     """Those for which there is room if all become copies; remarks say why the others have none."""
     function = kernel_of(module)
     room = int_attribute(module.operation, ROOM, EPILOGUE_BYTES)
+    alone = "mt.producer_warps" in module.operation.attributes
     counts = Counter(s.loop for s in stores if s.loop is not None)
     ops = [s.store for s in stores]
     exchanges = [s.store.operands[1].owner.operation for s in stores if not _is_direct(s)]
@@ -155,7 +156,7 @@ def _fitted(module: ir.Module, stores: Sequence[_Store], target: Target) -> list
             return bytes_with(function, [*taken, (*life, size)], ALIGNMENT, exchanges)
 
         try:
-            pieces = _fitting(s.tile, s.order, share, target, takes)
+            pieces = _fitting(s.tile, s.order, share, target, takes, alone=alone)
         except NotAffine as reason:
             _leave(module, s.store, str(reason))
             continue
@@ -171,14 +172,14 @@ def _is_direct(s: _Store) -> bool:
 
 def _fitting(
     tile: Value, order: tuple[int, ...], share: int, target: Target,
-    takes: Callable[[int], int],
+    takes: Callable[[int], int], *, alone: bool,
 ) -> Pieces:  # fmt: skip
     """Pieces of at most `share` bytes, smaller ones where memory is short; the whole tile where it
-    finds memory that others have done with. `takes`: what the kernel needs with so many bytes for
-    the pieces. Raises NotAffine."""
+    finds memory that others have done with, or that is free if the CTA is alone on its SM. `takes`:
+    what the kernel needs with so many bytes for the pieces. Raises NotAffine."""
     bits = bit_width(element_of(tile.type))
     whole = prod(tile.type.shape) * bits // 8
-    if takes(whole) <= takes(0):
+    if takes(whole) <= (target.max_shared_bytes if alone else takes(0)):
         share = max(share, whole)
     while True:
         stmatrix = target.has("stmatrix")
