@@ -120,16 +120,17 @@ def test_sizes(device, shape, blocks, options, boxes, dtype):
 
 
 @pytest.mark.parametrize("landing", ["early", "late", "random"])
-def test_a_large_tile(device, landing, monkeypatch):
-    """Warp specialised and persistent: each CTA stores several tiles, each in four pieces."""
+@pytest.mark.parametrize(("stages", "pieces"), [(3, 1), (4, 4)])
+def test_a_large_tile(device, landing, stages, pieces, monkeypatch):
+    """Warp specialised and persistent: each CTA stores several tiles, each in so many pieces."""
     monkeypatch.setenv("MINITRITON_LANDING", landing)
     a, b = operands(device, 270, 297, 96)
     c, whole = result(device, 270, 297)
-    compiled = run(a, b, c, (128, 256, 64), num_warps=8)
+    compiled = run(a, b, c, (128, 256, 64), num_warps=8, num_stages=stages)
     check(a, b, c, whole)
     ptx = compiled.asm["ptx"]
-    assert "setmaxnreg" in ptx and "cp.async.bulk.wait_group.read 1" in ptx
-    assert stored(compiled) == ptx.count("cp.async.bulk.commit_group") == 4
+    assert "setmaxnreg" in ptx and ("cp.async.bulk.wait_group.read 1" in ptx) == (pieces > 1)
+    assert ptx.count("cp.async.bulk.commit_group") == pieces and stored(compiled) == 4
     assert not threads_store(compiled)
 
 
