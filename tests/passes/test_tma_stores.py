@@ -238,7 +238,7 @@ def test_a_budget_of_the_module(kernel):
 
 
 def test_memory_that_a_loop_has_done_with(kernel):
-    """The tile goes as a whole where that takes no more memory than the loop did, or than loops that
+    """The tile goes whole where that takes no more memory than the loop did, or than loops that
     go on with the next program leave."""
     arguments = {**HALVES, "K": "i32:16", "BM": 128, "BN": 256, "num_warps": 8}
     arrays = [halves(128, 48), halves(48, 256), halves(128, 256)]
