@@ -424,6 +424,8 @@ def _skeleton(
         attributes["arg_attrs"] = ir.ArrayAttr.get([attribute("{}")] * own + [by_value] * maps)
     if "mt.maxnreg" in top.attributes:
         attributes["nvvm.maxnreg"] = i32_attr(integer_attribute(top, "mt.maxnreg"))
+    if "mt.producer_warps" in top.attributes:  # else ptxas ignores setmaxnreg in some kernels
+        attributes["nvvm.minctasm"] = i32_attr(1)
     kernel = ir.Operation.create(
         "llvm.func",
         [],

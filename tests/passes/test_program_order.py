@@ -54,7 +54,7 @@ def test_the_sum_of_all_loops_counts():
 def test_the_number_is_counted_from_the_last():
     axes, module = order_of("%u = arith.addi %x, %one : i32")
     assert axes == [0] and module.operation.verify()
-    ops = [op for op in walk(kernel_of(module))]
+    ops = list(walk(kernel_of(module)))
     first = next(op for op in ops if op.name == "scf.for").operands[1].owner.operation
     number = first.operands[0].owner.operation
     assert number.name == "arith.subi"

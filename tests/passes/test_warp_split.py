@@ -62,7 +62,7 @@ def test_a_product(kernel, m, n, k):
 
 def test_no_iterations(kernel):
     """The last slot is given back only if there was an iteration."""
-    arrays, scalars = data(32, 32, 64)
+    arrays, _ = data(32, 32, 64)
     arrays[2][:] = 7
     kern = product(kernel)
     module = kern.compile()
