@@ -31,7 +31,7 @@ MAY_SPILL = {  # test: why its kernels cannot do with 255 registers
 }
 
 TILES_FOR = {"test_warpgroup_tiles": ("sm_90a",)}  # targets of tests that ask for their tiles
-HOPPER_FILES = {"test_warp_split"}  # and of files that do
+HOPPER_FILES = {"test_warp_split", "test_rings"}  # and of files that do
 
 
 @pytest.fixture(
@@ -55,6 +55,15 @@ def hopper(device, monkeypatch):
     if device == "cuda" and torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("not a Hopper GPU")
     monkeypatch.setenv("MINITRITON_TARGET", "sm_90a")
+
+
+@pytest.fixture
+def at_random(device, monkeypatch):
+    """Copies land at random, and warps run in two orders."""
+    if device == "cpu":
+        schedule = "random" if os.environ["MINITRITON_LANDING"] == "late" else "reverse"
+        monkeypatch.setenv("MINITRITON_LANDING", "random")
+        monkeypatch.setenv("MINITRITON_SCHEDULE", schedule)
 
 
 @pytest.fixture(scope="session")

@@ -1,11 +1,10 @@
 """Kernels with a producer warp, many of them persistent: products and attention of odd sizes."""
 
-import os
-
 import pytest
 import torch
 
 import minitriton as triton
+from minitriton import execute
 from minitriton.jit import compile_hooks
 from minitriton.kernels.attention import attention, attention_reference
 from minitriton.tools.tensor_descriptor import TensorDescriptor
@@ -16,15 +15,6 @@ BLOCKS = (128, 128, 64)
 NAN = float("nan")
 
 pytestmark = pytest.mark.usefixtures("hopper")
-
-
-@pytest.fixture
-def at_random(device, monkeypatch):
-    """Copies land at random, and warps run in two orders."""
-    if device == "cpu":
-        schedule = "random" if os.environ["MINITRITON_LANDING"] == "late" else "reverse"
-        monkeypatch.setenv("MINITRITON_LANDING", "random")
-        monkeypatch.setenv("MINITRITON_SCHEDULE", schedule)
 
 
 def is_split(compiled, persistent=True):
@@ -83,6 +73,19 @@ def test_no_depth(device):
     product(a, b, c, k=0)
     assert not c.any()
     assert is_split(product(a, b, c)) and error_of(a, b, c) < 1e-3
+
+
+def test_more_programs_than_a_persistent_kernel_counts(device, monkeypatch):
+    """They go to the form without TMA: here with a limit that is soon reached."""
+    if device == "cuda":
+        pytest.skip("launchers of the GPU are made once")
+    monkeypatch.setattr(execute, "MAX_PROGRAMS", 2)
+    a, b, c = operands(device, 259, 100, 70, False)
+    compiled = product(a, b, c)
+    assert error_of(a, b, c) < 1e-3 and compiled.report is compiled.without_tma().report
+    a, b, c = operands(device, 200, 100, 70, False)
+    compiled = product(a, b, c)
+    assert error_of(a, b, c) < 1e-3 and compiled.report is not compiled.without_tma().report
 
 
 @pytest.mark.parametrize("shape", [(100, 100, 128), (300, 150, 200)], ids=str)
