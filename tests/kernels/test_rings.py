@@ -15,7 +15,18 @@ product_kernel = triton.jit(ring_kernels.product)
 two_products_kernel = triton.jit(ring_kernels.two_products)
 HOPPER = {"num_warps": 8, "num_stages": 3}
 
-pytestmark = pytest.mark.usefixtures("hopper", "at_random")
+pytestmark = pytest.mark.usefixtures("hopper")
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)], autouse=True)
+def device(request, monkeypatch):
+    """In the emulator copies land at random, and warps run in any order; all checks are on."""
+    torch.manual_seed(4321)
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    for name, value in (("LANDING", "random"), ("SCHEDULE", "random"), ("CHECK", "all")):
+        monkeypatch.setenv(f"MINITRITON_{name}", value)
+    return request.param
 
 
 def halves(device, *shape):

@@ -159,7 +159,7 @@ def gradients(inputs, grad, causal):
     return (out, *torch.autograd.grad(out, inputs, grad))
 
 
-@pytest.mark.parametrize(("d", "causal"), [(64, True), (64, False), (128, True)])
+@pytest.mark.parametrize(("d", "causal"), [(64, False), (128, True)])
 def test_library_attention(device, at_random, d, causal):
     made = []
     compile_hooks.append(made.append)
