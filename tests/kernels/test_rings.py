@@ -15,17 +15,16 @@ product_kernel = triton.jit(ring_kernels.product)
 two_products_kernel = triton.jit(ring_kernels.two_products)
 HOPPER = {"num_warps": 8, "num_stages": 3}
 
-pytestmark = pytest.mark.usefixtures("hopper")
+pytestmark = pytest.mark.usefixtures("hopper", "at_random")
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)], autouse=True)
 def device(request, monkeypatch):
-    """In the emulator copies land at random, and warps run in any order; all checks are on."""
+    """Once in the emulator, with all checks."""
     torch.manual_seed(4321)
     if request.param == "cuda" and not torch.cuda.is_available():
         pytest.skip("no GPU")
-    for name, value in (("LANDING", "random"), ("SCHEDULE", "random"), ("CHECK", "all")):
-        monkeypatch.setenv(f"MINITRITON_{name}", value)
+    monkeypatch.setenv("MINITRITON_CHECK", "all")
     return request.param
 
 
@@ -34,7 +33,7 @@ def halves(device, *shape):
 
 
 @pytest.mark.parametrize("inside", [True, False])
-@pytest.mark.parametrize(("tokens", "causal"), [(80, True), (400, True), (400, False)])
+@pytest.mark.parametrize(("tokens", "causal"), [(272, True), (272, False)])
 def test_two_loops_over_keys(device, tokens, causal, inside):
     """The first loop has no iteration in the first program; q stays for each loop, if inside."""
     d, bn = (128, 64) if causal else (64, 128)

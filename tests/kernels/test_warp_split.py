@@ -14,6 +14,10 @@ from tests.kernels.test_tma import BF16, batch_kernel, descriptor_kernel, error_
 BLOCKS = (128, 128, 64)
 NAN = float("nan")
 
+ON_GPU = pytest.param("cuda", marks=pytest.mark.gpu)
+once = pytest.mark.parametrize("device", ["cpu-late", ON_GPU], indirect=True)  # landing at random
+only_gpu = pytest.mark.parametrize("device", [ON_GPU], indirect=True)
+
 pytestmark = pytest.mark.usefixtures("hopper")
 
 
@@ -57,6 +61,7 @@ def test_products(device, shape, b_t):
     assert is_split(product(a, b, c)) and error_of(a, b, c) < 1e-3
 
 
+@once
 def test_products_that_land_at_random(device, at_random):
     a, b, c = operands(device, 259, 131, 203, False)
     assert is_split(product(a, b, c)) and error_of(a, b, c) < 1e-3
@@ -102,6 +107,7 @@ def test_grids_of_two_dimensions(device, shape):
     assert is_split(compiled) and error_of(a, b, c[:, :n]) < 1e-6
 
 
+@once
 def test_batches_along_the_third_axis(device, at_random):
     a = torch.randn(3, 144, 208, device=device).to(BF16)
     b = torch.randn(3, 208, 112, device=device).to(BF16)
@@ -140,6 +146,7 @@ def test_attention(device, tokens, d, causal):
     assert is_split(compiled, not causal) and attention_error(*tensors, causal) < 1e-2
 
 
+@once
 @pytest.mark.parametrize("causal", [False, True])
 def test_attention_that_lands_at_random(device, at_random, causal):
     tensors = heads(device, 270, 64)
@@ -159,6 +166,7 @@ def gradients(inputs, grad, causal):
     return (out, *torch.autograd.grad(out, inputs, grad))
 
 
+@once
 @pytest.mark.parametrize(("d", "causal"), [(64, False), (128, True)])
 def test_library_attention(device, at_random, d, causal):
     made = []
@@ -179,10 +187,11 @@ def test_library_attention(device, at_random, d, causal):
 REPEATED = ["product", "product, [N, K]", "attention", "causal attention", "library"]
 
 
+@only_gpu
 @pytest.mark.parametrize("case", REPEATED)
 def test_runs_are_bitwise_equal(device, case):
-    """On a GPU a race would show as a run that differs."""
-    size, repeats = (1024, 600) if device == "cuda" else (130, 1)
+    """A race would show as a run that differs."""
+    size, repeats = 1024, 600
     match case:
         case "product" | "product, [N, K]":
             a, b, c = operands(device, size, size, size, case != "product")

@@ -34,10 +34,10 @@ def run_ctas(module, arrays, scalars, grid, ctas, monkeypatch):
     return [memory.array(i, a).copy() for i, a in enumerate(arrays)]
 
 
-@pytest.mark.parametrize("ctas", [1, 2, 5, 6, 9])
+@pytest.mark.parametrize("ctas", [1, 4, 9])
 def test_programs_dealt_to_ctas(kernel, ctas, monkeypatch):
     """Programs of 3 x 2, more CTAs than programs included."""
-    arrays, scalars = data(300, 208, 160)
+    arrays, scalars = data(300, 208, 80)
     kern = product(kernel)
     expected = kern.run(kern.build(), arrays, scalars, (3, 2, 1))
     result = run_ctas(kern.compile(), arrays, scalars, (3, 2, 1), ctas, monkeypatch)

@@ -50,7 +50,7 @@ def named(op, name):
     return [inner for inner in walk(op) if inner.name == name]
 
 
-@pytest.mark.parametrize(("m", "n", "k"), [(128, 128, 64), (144, 208, 448), (16, 16, 80)])
+@pytest.mark.parametrize(("m", "n", "k"), [(128, 128, 64), (144, 80, 448), (16, 16, 80)])
 def test_a_product(kernel, m, n, k):
     arrays, scalars = data(m, n, k)
     grid = (-(-m // 128), -(-n // 128), 1)
@@ -172,12 +172,12 @@ def attention_data(tokens, d, heads=1):
     return [*arrays, np.zeros((heads, tokens, d), np.float32)], [tokens]
 
 
-@pytest.mark.parametrize("tokens", [16, 128, 336])
+@pytest.mark.parametrize("tokens", [16, 272])
 def test_loops_that_share_rings(kernel, tokens):
     """Keys and values have a ring each, q one of its own with one slot; the second loop goes on in
     all three."""
-    arrays, scalars = attention_data(tokens, 128, 2)
-    module = attention(kernel).check(arrays, scalars, (-(-tokens // 128), 2, 1))
+    arrays, scalars = attention_data(tokens, 128)
+    module = attention(kernel).check(arrays, scalars, (-(-tokens // 128), 1, 1))
     assert remarks(module)[:2] == [SPLIT, SPLIT]
     slots = [
         op.results[0].type for op in named(kernel_of(module), "mt.local_alloc")
