@@ -38,7 +38,7 @@ def _can_remake(value: Value) -> bool:
 
 def load_directly(load: ir.Operation) -> None:
     """Replaces the changes of layout behind `load` by loads of their own."""
-    for user in {use.owner.operation for use in load.results[0].uses}:
+    for user in dict.fromkeys(use.owner.operation for use in load.results[0].uses):  # in order
         encoding = user.results[0].type.encoding
         builder = Builder(ir.InsertionPoint(load), load.location)
         made: dict[Value, Value] = {}
