@@ -83,8 +83,8 @@ class Slice:
         """Why one warp cannot run this beside the others; None if it can."""
         order = {op: number for number, op in enumerate(walk(function))}
         writes = [op for op in order if op.name in MEMORY_ACCESS and op.name != "mt.load"]
-        for op in self.ops:
-            if op.name in _LOOPS_AND_BRANCHES or op.name in _SLOTS:
+        for op in reversed(order):  # the last one is what it depends on first
+            if op not in self.ops or op.name in _LOOPS_AND_BRANCHES or op.name in _SLOTS:
                 continue
             if any(map(is_tile, (*op.operands, *op.results))):
                 return f"what it copies, or how often, depends on a tile ({op.name})"

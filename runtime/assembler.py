@@ -28,6 +28,8 @@ _USED = re.compile(r"Used (\d+) registers")
 _SHARED = re.compile(r"(\d+) bytes smem")
 _FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _ERROR = re.compile(r"line (\d+);\s*(?:error|fatal)\s*:\s*(.*)")
+# C75xx: what the assembler does to wgmma and setmaxnreg, in lines that it calls info
+_NOTABLE = re.compile(r"warning|Potential Performance Loss|\(C75\d\d\)")
 _RELEASE = re.compile(r"release [\d.]+, V([\d.]+)")
 
 
@@ -214,8 +216,7 @@ def _report(cubin: bytes, log: str, entry: str) -> Assembled:
                 registers = int(found[1])
                 size = _SHARED.search(line)
                 shared = int(size[1]) if size else 0
-    notable = ("warning", "Potential Performance Loss")
-    warnings = tuple(text.strip() for text in log.splitlines() if any(w in text for w in notable))
+    warnings = tuple(text.strip() for text in log.splitlines() if _NOTABLE.search(text))
     return Assembled(cubin, registers, frame[1], frame[2], frame[0], shared, warnings)
 
 

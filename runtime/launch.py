@@ -32,7 +32,8 @@ _SLOT = {
 _WIDTH = {"int1": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "fp16": 2, "bf16": 2,
           "int32": 4, "uint32": 4, "fp32": 4, "int64": 8, "uint64": 8, "fp64": 8}  # fmt: skip
 POINTER = "*"
-MAX_PROGRAMS = 2**31 - 1  # of a persistent kernel, which counts them in 32 bits
+# Of a persistent kernel, which counts in 32 bits, up to one step of all its CTAs past the last.
+MAX_PROGRAMS = 2**31 - 2**16
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,10 @@ import torch
 
 import minitriton as triton
 import minitriton.language as tl
+from minitriton import execute
 from minitriton.compiled import CompiledKernel
 from minitriton.jit import Kernel
+from minitriton.passes import warp_split
 from tests.emulator import seeded_ptx
 from tests.emulator.defects import Policy, Subject, Trial
 
@@ -33,11 +35,17 @@ def compiled_subject(
     *,
     target: str = "sm_90a",
     tma: bool = True,
+    specialize: bool = False,
+    ctas: int = 1,
     **options: Any,
 ) -> Subject:
-    """``arguments`` of a seed are made with torch's generator; ``is_right`` judges the results."""
+    """``arguments`` of a seed are made with torch's generator; ``is_right`` judges the results.
+
+    specialize: with a producer warp, however small the tiles; ctas: of a persistent kernel."""
     environment = {"MINITRITON_CHECK": "all"}
-    with mock.patch.dict(os.environ, environment):
+    compiling = {**environment, "MINITRITON_CACHE": "0"}  # what is patched is in no key
+    least = dict.fromkeys(("ONE_DOT_PRODUCTS", "PRODUCTS"), 0 if specialize else 1 << 30)
+    with mock.patch.multiple(warp_split, **least), mock.patch.dict(os.environ, compiling):
         compiled = kernel.warmup(*arguments(0), grid=grid, target=target, **options)
     compiled = compiled if tma else compiled.without_tma()
 
@@ -54,7 +62,10 @@ def compiled_subject(
                 "MINITRITON_SCHEDULE": policy.schedule,
                 "MINITRITON_SEED": str(policy.seed),
             }
-            with mock.patch.dict(os.environ, environment | policies):
+            with (
+                mock.patch.object(execute, "EMULATED_CTAS", ctas),
+                mock.patch.dict(os.environ, environment | policies),
+            ):
                 variant[grid](*values)
             return is_right(*values)
 
@@ -64,38 +75,59 @@ def compiled_subject(
     return Subject(plain, load)
 
 
+def steps_of(seed: int, least: int, specialize: bool) -> int:
+    """Iterations of a loop: ``least`` or one more, so that the last stage is another one; of rings,
+    that go on from program to program, also one alone."""
+    return (1, least, least + 1)[seed % 3] if specialize else least + seed % 2
+
+
 # -- a product: tiles taken in turn, so that the loop over K begins anew in used shared memory
+@triton.jit
+def _tile(a_ptr, b_ptr, c_ptr, tile, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    """One tile of C = A @ B as in Triton's tutorial."""
+    columns = tl.cdiv(N, BN)
+    rm, rn = tile // columns * BM + tl.arange(0, BM), tile % columns * BN + tl.arange(0, BN)
+    rk = tl.arange(0, BK)
+    a_ptrs = a_ptr + ((rm % M)[:, None] * K + rk[None, :])
+    b_ptrs = b_ptr + (rk[:, None] * N + (rn % N)[None, :])
+    acc = tl.zeros((BM, BN), tl.float32)
+    for k in range(0, tl.cdiv(K, BK)):
+        a = tl.load(a_ptrs, mask=rk[None, :] < K - k * BK, other=0.0)
+        b = tl.load(b_ptrs, mask=rk[:, None] < K - k * BK, other=0.0)
+        acc = tl.dot(a, b, acc)
+        a_ptrs += BK
+        b_ptrs += BK * N
+    mask = (rm[:, None] < M) & (rn[None, :] < N)
+    tl.store(c_ptr + rm[:, None] * N + rn[None, :], acc.to(c_ptr.dtype.element_ty), mask=mask)
+
+
 @triton.jit
 def matmul_kernel(
     a_ptr, b_ptr, c_ptr, M, N, K,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """C = A @ B as in Triton's tutorial."""
-    columns = tl.cdiv(N, BN)
-    for tile in range(tl.program_id(0), tl.cdiv(M, BM) * columns, tl.num_programs(0)):
-        rm, rn = tile // columns * BM + tl.arange(0, BM), tile % columns * BN + tl.arange(0, BN)
-        rk = tl.arange(0, BK)
-        a_ptrs = a_ptr + ((rm % M)[:, None] * K + rk[None, :])
-        b_ptrs = b_ptr + (rk[:, None] * N + (rn % N)[None, :])
-        acc = tl.zeros((BM, BN), tl.float32)
-        for k in range(0, tl.cdiv(K, BK)):
-            a = tl.load(a_ptrs, mask=rk[None, :] < K - k * BK, other=0.0)
-            b = tl.load(b_ptrs, mask=rk[:, None] < K - k * BK, other=0.0)
-            acc = tl.dot(a, b, acc)
-            a_ptrs += BK
-            b_ptrs += BK * N
-        mask = (rm[:, None] < M) & (rn[None, :] < N)
-        tl.store(c_ptr + rm[:, None] * N + rn[None, :], acc.to(c_ptr.dtype.element_ty), mask=mask)
+    for tile in range(tl.program_id(0), tl.cdiv(M, BM) * tl.cdiv(N, BN), tl.num_programs(0)):
+        _tile(a_ptr, b_ptr, c_ptr, tile, M, N, K, BM, BN, BK)
+
+
+@triton.jit
+def program_kernel(
+    a_ptr, b_ptr, c_ptr, M, N, K,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """A program for each tile: several of them run in a CTA of a persistent kernel."""
+    _tile(a_ptr, b_ptr, c_ptr, tl.program_id(0), M, N, K, BM, BN, BK)
 
 
 def matmul_subject(
-    shape: tuple[int, int, int], blocks: tuple[int, int, int], result: torch.dtype, **options: Any
-) -> Subject:
-    """One program takes all tiles; shape's K is the least."""
+    shape: tuple[int, int, int], blocks: tuple[int, int, int], result: torch.dtype,
+    specialize: bool = False, **options: Any,
+) -> Subject:  # fmt: skip
+    """One CTA takes all tiles; shape's K is the least."""
     m, n, least = shape
 
     def arguments(seed: int) -> tuple[Any, ...]:
-        k = least + seed % 2 * blocks[2]  # so that the last stage is another one
+        k = steps_of(seed, least // blocks[2], specialize) * blocks[2]
         a, b = torch.randn(m, k).to(BF16), torch.randn(k, n).to(BF16)
         return a, b, torch.full((m, n), float("nan"), dtype=result), m, n, k, *blocks
 
@@ -104,6 +136,11 @@ def matmul_subject(
         bound = 1e-6 if result == torch.float32 else 3e-3
         return bool(((c.double() - a.double() @ b.double()).abs() / scale).max() < bound)
 
+    if specialize:
+        grid = (triton.cdiv(m, blocks[0]) * triton.cdiv(n, blocks[1]),)
+        return compiled_subject(
+            program_kernel, arguments, is_right, grid, specialize=True, **options
+        )
     return compiled_subject(matmul_kernel, arguments, is_right, (1,), **options)
 
 
@@ -111,14 +148,17 @@ def matmul_subject(
 @triton.jit
 def attention_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, scale, T,
-    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, INSIDE: tl.constexpr,
 ):  # fmt: skip
+    """INSIDE: q is loaded where it is used, to stay in shared memory."""
     rows, dims, keys = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, D), tl.arange(0, BN)
     q = tl.load(q_ptr + rows[:, None] * D + dims[None, :])
     peak = tl.full([BM], -float("inf"), tl.float32)
     weight = tl.zeros([BM], tl.float32)
     acc = tl.zeros([BM, D], tl.float32)
     for start in range(0, T, BN):
+        if INSIDE:
+            q = tl.load(q_ptr + rows[:, None] * D + dims[None, :])
         k = tl.load(k_ptr + (start + keys)[None, :] * D + dims[:, None])
         scores = tl.dot(q, k) * scale
         higher = tl.maximum(peak, tl.max(scores, 1))
@@ -132,21 +172,23 @@ def attention_kernel(
     tl.store(out_ptr + rows[:, None] * D + dims[None, :], out.to(out_ptr.dtype.element_ty))
 
 
-def attention_subject(least: int, width: int, blocks: tuple[int, int], **options: Any) -> Subject:
-    """One program, all keys, of which there are ``least`` or a block more."""
+def attention_subject(
+    least: int, width: int, blocks: tuple[int, int], programs: int = 1, **options: Any
+) -> Subject:
+    """All keys, of which there are ``least`` or a block more."""
 
     def arguments(seed: int) -> tuple[Any, ...]:
-        length = least + seed % 2 * blocks[1]
-        q = torch.randn(blocks[0], width).to(BF16)
+        length = steps_of(seed, least // blocks[1], programs > 1) * blocks[1]
+        q = torch.randn(programs * blocks[0], width).to(BF16)
         k, v = (torch.randn(length, width).to(BF16) for _ in range(2))
-        return q, k, v, torch.full_like(q, float("nan")), 0.25, length, width, *blocks
+        return q, k, v, torch.full_like(q, float("nan")), 0.25, length, width, *blocks, programs > 1
 
     def is_right(*arguments: Any) -> bool:
         q, k, v, out = (x.double() for x in arguments[:4])
         expected = torch.softmax(q @ k.T * (0.25 * math.log(2)), 1) @ v
         return bool((out - expected).abs().max() < 2e-2)
 
-    return compiled_subject(attention_kernel, arguments, is_right, (1,), **options)
+    return compiled_subject(attention_kernel, arguments, is_right, (programs,), **options)
 
 
 # -- shared memory as scratch: reductions, a scan and changes of layout, again and again
@@ -226,6 +268,12 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
     ),
     "attention, sm_80": functools.partial(
         attention_subject, 96, 32, (32, 32), num_stages=2, target="sm_80"
+    ),
+    "matmul, specialised": functools.partial(
+        matmul_subject, (128, 64, 128), WIDE, BF16, specialize=True, num_warps=8, num_stages=2
+    ),
+    "attention, specialised": functools.partial(
+        attention_subject, 64, 32, (128, 32), 2, specialize=True, num_warps=8, num_stages=2
     ),
     "warp-specialised": lambda: Subject(seeded_ptx.PTX, seeded_ptx.load),
     "rows": functools.partial(rows_subject, 3, 256, target="sm_80"),

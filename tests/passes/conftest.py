@@ -51,21 +51,22 @@ class Memory:
 class Kernel:
     """A Triton function under one signature, built anew for every use."""
 
-    def __init__(self, fn, num_warps=4, num_stages=3, target="sm_80", **arguments):
+    def __init__(self, fn, num_warps=4, num_stages=3, target="sm_80", maxnreg=None, **arguments):
         self.source = source_of(fn) or SourceFunction(fn)
         self.target = Target.parse(target)
-        params = tuple(self._param(p.name, arguments[p.name]) for p in self.source.parameters)
-        self.spec = Specialization(params, num_warps=num_warps, num_stages=num_stages)
+        params = tuple(self._param(p, arguments[p.name]) for p in self.source.parameters)
+        self.spec = Specialization(params, num_warps, num_stages, maxnreg=maxnreg)
 
     @staticmethod
-    def _param(name, value):
+    def _param(parameter, value):
         """'*fp16' pointer, 'i32' or 'i32:16' (divisible by 16) scalar, else a constexpr."""
-        if isinstance(value, str) and value.startswith("*"):
+        name = parameter.name
+        if parameter.constexpr or not isinstance(value, str):
+            return ParamSpec(name, "constexpr", value=value)
+        if value.startswith("*"):
             return ParamSpec(name, "pointer", value[1:], None, True)
-        if isinstance(value, str):
-            dtype, _, divisible = value.partition(":")
-            return ParamSpec(name, "scalar", dtype, None, bool(divisible))
-        return ParamSpec(name, "constexpr", value=value)
+        dtype, _, divisible = value.partition(":")
+        return ParamSpec(name, "scalar", dtype, None, bool(divisible))
 
     def build(self):
         return build_module(self.source, self.spec, self.target)

@@ -1,0 +1,192 @@
+"""Kernels whose copies a producer warp can or cannot make (never called from Python)."""
+
+import minitriton.language as tl
+
+
+def product(
+    a, b, c, ends, M, N, K, sa, sb, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    KIND: tl.constexpr,
+):  # fmt: skip
+    """C = A @ B as in Triton's tutorial; KIND: what else there is."""
+    rm = tl.program_id(0) * BM + tl.arange(0, BM)
+    rn = tl.program_id(1) * BN + tl.arange(0, BN)
+    rk = tl.arange(0, BK)
+    pa = a + ((rm % M)[:, None] * sa + rk[None, :])
+    pb = b + (rk[:, None] * sb + (rn % N)[None, :])
+    out = c + rm[:, None] * N + rn[None, :]
+    inside = (rm[:, None] < M) & (rn[None, :] < N)
+    steps = tl.cdiv(K, BK)
+    if KIND == "a write before":
+        tl.store(out, tl.zeros((BM, BN), tl.float32), mask=inside)
+    elif KIND == "an end by program":
+        steps = min(steps, tl.program_id(0) + 1)
+    elif KIND == "an end that falls":
+        steps = tl.num_programs(0) - tl.program_id(0)
+    elif KIND == "an end from memory":
+        steps = tl.load(ends + 1)
+    elif KIND == "an end from a tile":
+        steps = tl.max(tl.load(ends + tl.arange(0, 4)), 0)
+    elif KIND == "an end from a while":
+        steps = 0
+        while steps * BK < K:
+            steps += 1
+    acc = tl.zeros((BM, BN), tl.float32)
+    for k in range(0, steps):
+        columns = rk[None, :] < K - k * BK
+        if KIND == "a mask of no box":
+            columns = columns & ((rm[:, None] < 3) | (rk[None, :] < 16))
+        x = tl.load(pa, mask=columns, other=0.0)
+        y = tl.load(pb, mask=rk[:, None] < K - k * BK, other=0.0)
+        acc = tl.dot(x, y, acc)
+        if KIND == "an operand used twice":
+            acc += tl.sum(x.to(tl.float32), 1)[:, None]
+        pa += BK
+        pb += BK * sb
+    if KIND == "a lock":
+        while tl.atomic_cas(ends, 0, 0) == 9:
+            pass
+    tl.store(out, acc, mask=inside)
+
+
+def early_return(
+    a, b, c, M, N, K, sa, sb, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr
+):  # fmt: skip
+    """Programs past the last row end at once."""
+    if tl.program_id(0) * BM >= M:
+        return
+    rm = tl.program_id(0) * BM + tl.arange(0, BM)
+    rn, rk = tl.arange(0, BN), tl.arange(0, BK)
+    acc = tl.zeros((BM, BN), tl.float32)
+    for k in range(0, K, BK):
+        x = tl.load(
+            a + rm[:, None] * sa + (k + rk)[None, :],
+            mask=(rm[:, None] < M) & ((k + rk)[None, :] < K), other=0.0,
+        )  # fmt: skip
+        y = tl.load(
+            b + (k + rk)[:, None] * sb + rn[None, :],
+            mask=((k + rk)[:, None] < K) & (rn[None, :] < N), other=0.0,
+        )  # fmt: skip
+        acc = tl.dot(x, y, acc)
+    mask = (rm[:, None] < M) & (rn[None, :] < N)
+    tl.store(c + rm[:, None] * N + rn[None, :], acc, mask=mask)
+
+
+def tile_after_tile(
+    a, b, c, M, N, K, sa, sb, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr
+):  # fmt: skip
+    """Each program takes several tiles of rows, in a loop of its own."""
+    rn, rk = tl.arange(0, BN), tl.arange(0, BK)
+    for tile in range(tl.program_id(0), tl.cdiv(M, BM), tl.num_programs(0)):
+        rm = tile * BM + tl.arange(0, BM)
+        acc = tl.zeros((BM, BN), tl.float32)
+        for k in range(0, K, BK):
+            x = tl.load(
+                a + rm[:, None] * sa + (k + rk)[None, :],
+                mask=(rm[:, None] < M) & ((k + rk)[None, :] < K), other=0.0,
+            )  # fmt: skip
+            y = tl.load(
+                b + (k + rk)[:, None] * sb + rn[None, :],
+                mask=((k + rk)[:, None] < K) & (rn[None, :] < N), other=0.0,
+            )  # fmt: skip
+            acc = tl.dot(x, y, acc)
+        mask = (rm[:, None] < M) & (rn[None, :] < N)
+        tl.store(c + rm[:, None] * N + rn[None, :], acc, mask=mask)
+
+
+def two_products(
+    a, b, c, n, BM: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr, BK: tl.constexpr
+):
+    """A [BM, n] times two blocks of columns of B [n, BN + WIDE], in one loop."""
+    rm, rn, rw, rk = (
+        tl.arange(0, BM), tl.arange(0, BN), BN + tl.arange(0, WIDE), tl.arange(0, BK),
+    )  # fmt: skip
+    width: tl.constexpr = BN + WIDE
+    left, right = tl.zeros((BM, BN), tl.float32), tl.zeros((BM, WIDE), tl.float32)
+    for k in range(0, n, BK):
+        x = tl.load(a + rm[:, None] * n + (k + rk)[None, :])
+        left = tl.dot(x, tl.load(b + (k + rk)[:, None] * width + rn[None, :]), left)
+        right = tl.dot(x, tl.load(b + (k + rk)[:, None] * width + rw[None, :]), right)
+    tl.store(c + rm[:, None] * width + rn[None, :], left)
+    tl.store(c + rm[:, None] * width + rw[None, :], right)
+
+
+def pages(a, b, c, table, n, B: tl.constexpr, N: tl.constexpr, KIND: tl.constexpr):
+    """C = sum of A's tiles times the tiles of B that a table names; KIND: what writes the table."""
+    rm, rn = tl.arange(0, B), tl.arange(0, N)
+    acc = tl.zeros((B, N), tl.float32)
+    for step in tl.range(0, n, num_stages=3):
+        page = tl.load(table + step)
+        x = tl.load(a + (step * B + rm)[:, None] * B + rm[None, :])
+        at = (page * B + rm)[:, None]
+        y = tl.load(b + at * N + rn[None, :], mask=(at >= 0) & (at < B * n), other=0.0)
+        acc = tl.dot(x, y, acc)
+        if KIND == "another array":
+            tl.store(c + B * N + step, page.to(tl.float32))
+        elif KIND == "the table":
+            tl.store(table + step + 1, page)
+    tl.store(c + rm[:, None] * N + rn[None, :], acc)
+
+
+def attention(
+    q, k, v, o, T, BM: tl.constexpr, BN: tl.constexpr, D: tl.constexpr, INSIDE: tl.constexpr,
+    CAUSAL: tl.constexpr,
+):  # fmt: skip
+    """Two loops over keys, before the diagonal and at it; INSIDE: q is loaded where it is used."""
+    first = tl.program_id(0) * BM
+    base = tl.program_id(1) * T * D
+    rows, rd = first + tl.arange(0, BM), tl.arange(0, D)
+    at = q + base + rows[:, None] * D + rd[None, :]
+    query = tl.load(at, mask=rows[:, None] < T, other=0.0)
+    peak = tl.full((BM,), float("-inf"), tl.float32)
+    total = tl.zeros((BM,), tl.float32)
+    acc = tl.zeros((BM, D), tl.float32)
+    for part in tl.static_range(2):
+        begin, end = (0, first) if part == 0 else (first, first + BM)
+        if not CAUSAL:
+            begin, end = (0, T // 2 // BN * BN) if part == 0 else (T // 2 // BN * BN, T)
+        for start in tl.range(begin, end, BN):
+            rn = start + tl.arange(0, BN)
+            if INSIDE:
+                query = tl.load(at, mask=rows[:, None] < T, other=0.0)
+            keys = tl.load(
+                k + base + rn[:, None] * D + rd[None, :], mask=rn[:, None] < T, other=0.0
+            )
+            score = tl.dot(query, tl.trans(keys))
+            if part == 1:
+                seen = rows[:, None] >= rn[None, :] if CAUSAL else rn[None, :] < T
+                score = tl.where(seen, score, float("-inf"))
+            higher = tl.maximum(peak, tl.max(score, 1))
+            p = tl.exp2(score - higher[:, None])
+            scale = tl.exp2(peak - higher)
+            total = total * scale + tl.sum(p, 1)
+            values = tl.load(
+                v + base + rn[:, None] * D + rd[None, :], mask=rn[:, None] < T, other=0.0
+            )
+            acc = tl.dot(p.to(tl.float16), values, acc * scale[:, None])
+            peak = higher
+    tl.store(
+        o + base + rows[:, None] * D + rd[None, :], acc / total[:, None], mask=rows[:, None] < T
+    )
+
+
+def gradient(
+    q, k, do, row, other, out, n, BM: tl.constexpr, BN: tl.constexpr, D: tl.constexpr,
+    KIND: tl.constexpr,
+):  # fmt: skip
+    """Products with a row of numbers between them; KIND: how the row is found and used."""
+    rm, rn, rd = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, D)
+    keys = tl.load(k + rn[:, None] * D + rd[None, :])
+    total = tl.zeros((BN, D), tl.float32)
+    for start in range(0, n, BM):
+        at = start + rm
+        query = tl.load(q + at[:, None] * D + rd[None, :], mask=at[:, None] < n, other=0.0)
+        grad = tl.load(do + at[:, None] * D + rd[None, :], mask=at[:, None] < n, other=0.0)
+        score = tl.dot(keys, tl.trans(query))
+        if KIND == "through a table":
+            at = tl.load(other + at, mask=at < n, other=0)
+        line = tl.load(row + at, mask=at < n, other=0.0)
+        p = tl.exp2(score - line[None, :])
+        if KIND == "two rows":
+            p = p * tl.load(row + at + n, mask=at < n, other=0.0)[None, :]
+        total = tl.dot(p.to(tl.float16), grad, total)
+    tl.store(out + rn[:, None] * D + rd[None, :], total)
