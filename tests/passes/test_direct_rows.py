@@ -1,8 +1,9 @@
-"""Rows of numbers that the warps load for themselves, in the layout of their use."""
+"""Rows of numbers that the warps load for themselves."""
 
 import numpy as np
 import pytest
 
+from minitriton.ir.conversion import WarpShuffle, plan_conversion
 from minitriton.ir.encoding import layout_of
 from minitriton.ir.mlir import ir
 from minitriton.passes.traversal import defining_op, kernel_of, ops_of, walk
@@ -41,15 +42,18 @@ def row_loads(module):
 
 @pytest.mark.parametrize("n", [16, 128, 304])
 @pytest.mark.parametrize(("kind", "count"), [("", 1), ("two rows", 2)])
-def test_rows_are_loaded_where_they_are_used(kernel, names, kind, count, n):
+def test_every_warp_loads_a_row_and_lanes_exchange_it(kernel, names, kind, count, n):
     module = gradient(kernel, kind).check(inputs(n), [n])
     assert remarks(module) == [SPLIT, PERSISTENT]
     loads = row_loads(module)
     assert len(loads) == count and "mt.async_copy" not in names(module)
     for load in loads:
-        assert layout_of(load.results[0].type) == layout_of(load.operands[0].type)
-        users = {use.owner.operation.name for use in load.results[0].uses}
-        assert "mt.convert_layout" not in users
+        layout = layout_of(load.results[0].type)
+        assert layout == layout_of(load.operands[0].type)
+        assert not any(layout.flat("warp")) and layout.num_registers == 4  # of 128 numbers
+        for use in load.results[0].uses:
+            wanted = layout_of(use.owner.operation.results[0].type)
+            assert isinstance(plan_conversion(layout, wanted, 32), WarpShuffle)
     loop = loops_of(module)[-1]
     assert not [op for op in walk(loop) if op.name == "mt.barrier"]
 
