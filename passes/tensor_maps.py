@@ -100,6 +100,10 @@ class _Planner:
         dims = [*(found[dim] for dim in self._order), *outer]
         if len(dims) > MAX_RANK:
             raise NotAffine(f"it would take a tensor map of rank {len(dims)}")
+        if len(dims) < 2:
+            raise NotAffine("it has one dimension, and swizzled tensor maps have two or more")
+        if self._access.name == "mt.store":
+            self._check_ends(found[self._order[0]])
         arguments = {n for wrap in address.wraps for n in wrap.non_negative}
         for made in dims:
             if made.tile_dim not in lower and not self._analysis.non_negative(
@@ -117,6 +121,14 @@ class _Planner:
                 raise NotAffine(f"the stride of dimension {dim} does not come from arguments alone")
             if not self._divisible(address.dims[dim]):
                 raise NotAffine(f"the stride of dimension {dim} is not a proved multiple of 16 B")
+
+    def _check_ends(self, inner: MapDim) -> None:
+        """TMA writes whole 16 bytes (seen on an H200), also those that begin before the end."""
+        for value, what in ((inner.coordinate, "begins"), (inner.size, "ends")):
+            if value is not None and not self._divisible(value):
+                dim = inner.tile_dim
+                where = f"where it {what} along dimension {dim}"
+                raise NotAffine(f"{where} is not a proved multiple of 16 B")
 
     def _bounds(self, address: Affine) -> tuple[dict[int, Polynomial], dict[int, Polynomial]]:
         """(ends, starts) of the index along each dimension that the access is confined to."""

@@ -107,6 +107,17 @@ def launch_function() -> Callable[..., int]:
     return function
 
 
+@functools.cache
+def replace_address() -> Callable[..., int]:
+    """The driver's cuTensorMapReplaceAddress(map, address) -> error code, through ctypes, too."""
+    bindings()
+    library = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    function = library.cuTensorMapReplaceAddress
+    function.restype = ctypes.c_int
+    function.argtypes = [ctypes.c_void_p] * 2
+    return function
+
+
 def is_available() -> bool:
     """Whether there is a driver and at least one GPU."""
     try:

@@ -67,6 +67,8 @@ class TensorMap:
         row = self.box[0] * self.element_bytes
         _require(row % 16 == 0, "box[0]", f"takes {row} bytes, not a multiple of 16")
         _require(self.swizzle in (0, 32, 64, 128), "swizzle", "must be 0, 32, 64 or 128")
+        fits = not self.swizzle or rank > 1  # so the driver of CUDA 13.0, which says no more
+        _require(fits, "dims", "has rank 1, and a swizzle needs 2 or more")
         fits = not self.swizzle or row <= self.swizzle
         _require(fits, "box[0]", f"takes {row} bytes, more than the swizzle span {self.swizzle}")
         _require(self.fill in _FILLS, "fill", "must be 'zero' or 'nan'")

@@ -16,6 +16,8 @@ from minitriton.runtime.tensor_map import MAP_BYTES, TensorMap
 
 ENDLESS = 1 << 31  # size of a dimension whose end only the kernel's mask of other dimensions knows
 CACHED = 1024  # sets of maps kept per kernel
+ADDRESS_BYTES = 16  # an address is a multiple of this
+_IMAGE_ALIGNMENT = 64
 
 
 def tensor_map(spec: dict[str, Any], values: Sequence[int]) -> TensorMap | None:
@@ -55,23 +57,47 @@ def packed(specs: Sequence[dict[str, Any]], values: Sequence[int]) -> list[bytes
 
 def encoder(specs: Sequence[dict[str, Any]], count: int) -> Callable[..., bytes | None]:
     """A function of the values that `needed` names: the driver's form of all maps, one after the
-    other, or None where one cannot be. `count`: arguments of the kernel."""
+    other, or None where one cannot be. `count`: arguments of the kernel.
+
+    Encoding a map takes the driver's binding some 50 us. So it happens once for sizes and strides;
+    new addresses, as outputs have in every call, are put in.
+    """
     numbers = needed(specs)
+    bases = [spec["base"] for spec in specs]
     kept: dict[tuple[int, ...], bytes | None] = {}
+    shapes: dict[tuple[int, ...], list[tuple[bytes, int]] | None] = {}
+
+    def shaped(values: list[int]) -> list[tuple[bytes, int]] | None:
+        """Of each map an image with some address, and how far that is from the argument."""
+        made = [tensor_map(spec, values) for spec in specs]
+        if None in made:
+            return None
+        return [
+            (_encode(m, spec["element"]), m.address - values[spec["base"]])
+            for m, spec in zip(made, specs, strict=True)
+            if m is not None
+        ]
 
     def maps(*found: int) -> bytes | None:
         if found in kept:
             return kept[found]
         if len(kept) >= CACHED:
             kept.clear()
+            shapes.clear()
         values = [0] * count
         for number, value in zip(numbers, found, strict=True):
             values[number] = value
-        made = [tensor_map(spec, values) for spec in specs]
-        result = None
-        if None not in made:
-            pairs = zip(made, specs, strict=True)
-            result = b"".join(_encode(m, spec["element"]) for m, spec in pairs if m is not None)
+        if any(values[base] % ADDRESS_BYTES for base in bases):
+            return None
+        shape = tuple(v for n, v in zip(numbers, found, strict=True) if n not in bases)
+        if shape not in shapes:
+            shapes[shape] = shaped(values)
+        images, result = shapes[shape], None
+        if images is not None:
+            pairs = zip(images, bases, strict=True)
+            result = b"".join(
+                _with_address(image, values[base] + offset) for (image, offset), base in pairs
+            )
         kept[found] = result
         return result
 
@@ -106,3 +132,14 @@ def _encode(found: TensorMap, element: str) -> bytes:
         "encoding a tensor map",
     )
     return ctypes.string_at(int(made.getPtr()), MAP_BYTES)
+
+
+def _with_address(image: bytes, address: int) -> bytes:
+    """An encoded map with another address."""
+    room = (ctypes.c_char * (MAP_BYTES + _IMAGE_ALIGNMENT))()
+    at = -(-ctypes.addressof(room) // _IMAGE_ALIGNMENT) * _IMAGE_ALIGNMENT
+    ctypes.memmove(at, image, MAP_BYTES)
+    code = driver.replace_address()(at, address)
+    if code:
+        driver.raise_error(code, "putting an address into a tensor map")
+    return ctypes.string_at(at, MAP_BYTES)

@@ -16,6 +16,7 @@ from minitriton.runtime.emulator.module import PARAM_WINDOW, WINDOW_SHIFT, Ins, 
 from minitriton.runtime.emulator.operands import lanes_of
 from minitriton.runtime.tensor_map import MAP_ALIGN, MAP_BYTES, TensorMap
 
+_CHUNK = 16  # bytes that are written together
 _LINE_BITS = 7  # the swizzle takes its key from the address bits above these
 _PARAM = np.uint64(PARAM_WINDOW >> WINDOW_SHIFT)
 
@@ -49,13 +50,18 @@ def _grid(box: TensorMap, size: int) -> tuple[np.ndarray, ...]:
     return (index[0] * size, *index[1:])
 
 
-def box_items(box: TensorMap, start: np.ndarray, corner: list[np.ndarray]) -> Items:
+def box_items(
+    box: TensorMap, start: np.ndarray, corner: list[np.ndarray], *, stores: bool = False
+) -> Items:
     """The items of boxes whose first elements are at ``corner`` (int64 per dimension and lane).
 
-    ``start`` are the shared offsets of the boxes. Items are as large as the corners allow.
+    ``start`` are the shared offsets of the boxes. Items are as large as the corners allow. Rows
+    that end within 16 bytes are stored up to the end of those, as an H200 was seen to do.
     """
     first = corner[0] * box.element_bytes
     width = box.dims[0] * box.element_bytes
+    if stores:
+        width = -(-width // _CHUNK) * _CHUNK
     common = int(np.bitwise_or.reduce(first)) | width | 16
     size = min(16, common & -common)
     grid = _grid(box, size)

@@ -295,7 +295,8 @@ def _tensor(ins: Ins, kind: str) -> Step:
             for read in coordinates
         ]
         for box, pick in maps(c, ix):
-            items = box_items(box, start[pick], [along[pick] for along in corner])
+            at = [along[pick] for along in corner]
+            items = box_items(box, start[pick], at, stores=kind == "store")
             mine = None if slot is None else slot[pick]
             fill = fill_value(box, items.size)
             _start(ins, c, lanes[pick], items, start[pick], box.box_bytes, mine, fill)

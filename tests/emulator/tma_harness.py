@@ -124,20 +124,23 @@ def tensor_of(
         extent = -(-extent // 16) * 16 + 16 * padding[d - 1]
         strides.append(extent)
         extent *= dims[d]
+    extent = -(-extent // 16) * 16
     data = aligned(extent)
     data[:] = _RNG.integers(0, 256, extent)
     return data, TensorMap(data.ctypes.data, size, dims, tuple(strides), box, swizzle, fill)
 
 
 # -- the model
-def _window(tensor: np.ndarray, box: TensorMap, corner: tuple[int, ...]) -> tuple[Any, Any, Any]:
+def _window(
+    tensor: np.ndarray, box: TensorMap, corner: tuple[int, ...], dims: tuple[int, ...]
+) -> tuple[Any, Any, Any]:
     """The tensor as an array of elements, and the slices of it and of a box that overlap."""
     steps = (box.element_bytes, *box.strides)
-    shape, strides = box.dims[::-1], steps[::-1]
+    shape, strides = dims[::-1], steps[::-1]
     items = tensor.view(f"V{box.element_bytes}")
     view = np.lib.stride_tricks.as_strided(items, shape, strides)
     low = [max(0, at) for at in corner]
-    high = [min(d, at + b) for d, at, b in zip(box.dims, corner, box.box, strict=True)]
+    high = [min(d, at + b) for d, at, b in zip(dims, corner, box.box, strict=True)]
     there = tuple(slice(lo, max(lo, hi)) for lo, hi in zip(low, high, strict=True))[::-1]
     here = tuple(
         slice(lo - at, max(lo, hi) - at) for lo, hi, at in zip(low, high, corner, strict=True)
@@ -160,7 +163,7 @@ def model_load(
     tensor: np.ndarray, box: TensorMap, corner: tuple[int, ...], start: int = 0
 ) -> np.ndarray:
     """The bytes of a box in shared memory at offset ``start`` after it has been loaded."""
-    view, there, here = _window(tensor, box, corner)
+    view, there, here = _window(tensor, box, corner, box.dims)
     fill = 0 if box.fill == "zero" else (1 << 8 * box.element_bytes - 1) - 1
     dense = np.full(box.box[::-1], fill, f"u{box.element_bytes}")
     dense[here] = view[there].view(dense.dtype)
@@ -173,8 +176,10 @@ def model_load(
 def model_store(
     tensor: np.ndarray, box: TensorMap, corner: tuple[int, ...], source: np.ndarray, start: int = 0
 ) -> None:
-    """Change ``tensor`` as storing a box from ``source``, shared memory at ``start``, does."""
-    view, there, here = _window(tensor, box, corner)
+    """Change ``tensor`` as storing a box from ``source``, shared memory at ``start``, does: rows end
+    with whole 16 bytes."""
+    row = -(-box.dims[0] * box.element_bytes // 16) * 16 // box.element_bytes
+    view, there, here = _window(tensor, box, corner, (row, *box.dims[1:]))
     chunks = source.reshape(-1, 16)[_places(box, start)]
     dense = chunks.reshape(-1).view(view.dtype).reshape(box.box[::-1])
     view[there] = dense[here]

@@ -22,6 +22,7 @@ def make(resident: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, FakeCuda,
     """A launcher of a kernel with an array, a number and a tensor map; what reached the driver, and
     the launches that went to the other form."""
     monkeypatch.setattr(tensor_maps, "_encode", lambda found, element: found.pack())
+    monkeypatch.setattr(tensor_maps, "_with_address", lambda image, address: image)
     sizes = [4, 4, 4] if resident else []
     cuda, plain = FakeCuda([8, 4, *sizes, MAP_BYTES]), []
     maps = Maps([SPEC], lambda: lambda *arguments: plain.append(arguments))

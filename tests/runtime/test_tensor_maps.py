@@ -1,5 +1,7 @@
 """Tensor maps from a launch's arguments, and launchers that pass them."""
 
+import dataclasses
+
 import pytest
 
 from minitriton.ir.terms import evaluate
@@ -46,25 +48,33 @@ def test_polynomials() -> None:
     assert evaluate([], [5]) == 0
 
 
-def test_maps_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def readdress(image: bytes, address: int) -> bytes:
+    return dataclasses.replace(TensorMap.unpack(image), address=address).pack()
+
+
+def test_maps_are_kept_and_get_new_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[TensorMap] = []
 
     def encode(found: TensorMap, element: str) -> bytes:
         made.append(found)
-        return bytes([len(made)]) * MAP_BYTES
+        return found.pack()
 
     monkeypatch.setattr(tensor_maps, "_encode", encode)
-    monkeypatch.setattr(tensor_maps, "CACHED", 2)
+    monkeypatch.setattr(tensor_maps, "_with_address", readdress)
+    monkeypatch.setattr(tensor_maps, "CACHED", 3)
     maps = tensor_maps.encoder([SPEC], 4)
     first = maps(4096, 7, 100, 104)
     assert maps(4096, 7, 100, 104) is first and len(made) == 1
-    assert maps(4096, 7, 0, 104) is None and len(made) == 1
-    assert maps(8192, 7, 100, 104) != first  # a third set: the kept ones are dropped
-    assert maps(4096, 7, 100, 104) != first and len(made) == 3
+    assert maps(4096, 7, 0, 104) is None and maps(4104, 7, 100, 104) is None and len(made) == 1
+    other = maps(8192, 7, 100, 104)  # of the same shape
+    assert [other] == tensor_maps.packed([SPEC], [8192, 7, 100, 104]) and len(made) == 1
+    assert maps(8192, 7, 120, 104) != other and len(made) == 2  # a fourth: the kept are dropped
+    assert maps(4096, 7, 100, 104) == first and len(made) == 3
 
 
 def test_launchers_pass_maps_after_the_values(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensor_maps, "_encode", lambda found, element: found.pack())
+    monkeypatch.setattr(tensor_maps, "_with_address", readdress)
     cuda, plain = FakeCuda([8, 4, 4, 4, MAP_BYTES]), []
     maps = Maps([SPEC], lambda: lambda *arguments: plain.append(arguments))
     run = launch.make_launcher(
