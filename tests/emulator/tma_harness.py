@@ -176,8 +176,10 @@ def model_load(
 def model_store(
     tensor: np.ndarray, box: TensorMap, corner: tuple[int, ...], source: np.ndarray, start: int = 0
 ) -> None:
-    """Change ``tensor`` as storing a box from ``source``, shared memory at ``start``, does: rows end
-    with whole 16 bytes."""
+    """Change ``tensor`` as storing a box from ``source``, shared memory at ``start``, does.
+
+    Rows end with whole 16 bytes.
+    """
     row = -(-box.dims[0] * box.element_bytes // 16) * 16 // box.element_bytes
     view, there, here = _window(tensor, box, corner, (row, *box.dims[1:]))
     chunks = source.reshape(-1, 16)[_places(box, start)]
