@@ -43,8 +43,10 @@ _OTHER_FENCE = (
 _ONE_THREAD = "one thread of the producer warps is left there: the guard is always true"
 _TWICE = "the wait beside it is for the same group"
 _FREE_BARRIER = "all that meet there move to a barrier that nothing else uses"
-_TURNS = "both warpgroups have met at the turns of this program since they read from there"
 _LAST_TURN = "the CTA ends with a turn that nobody takes"
+_NO_GROUPS = (
+    "the other threads have issued no bulk stores: their groups are empty, their waits short"
+)
 _REGISTERS = "consumers keep the registers of the launch: a matter of speed, or of not assembling"
 
 #: By kernel and mutant, why it is no defect.
@@ -74,6 +76,8 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "mbarrier.inval 2/2: removed": _LAST_USE,
         "bar.sync 5/6: removed": _ONE_GROUP,
         "bar.sync 5/6: after the next store": _ONE_GROUP,
+        "bulk.commit_group 1/1: by every thread": _NO_GROUPS,
+        "bulk.wait_group 1/1: by every thread": _NO_GROUPS,
     },
     "attention, cp.async": {
         "wgmma.wait_group 1/3: after the next bar.sync": _ONE_GROUP,
@@ -95,6 +99,8 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "wgmma.wait_group 2/3: after the next mbarrier.arrive": _TWICE,
         "bar.sync 2/3: another barrier": _FREE_BARRIER,
         "bar.sync 3/3: another barrier": _FREE_BARRIER,
+        "bulk.wait_group 1/2: by every thread": _NO_GROUPS,
+        "bulk.wait_group 2/2: by every thread": _NO_GROUPS,
     },
     "attention, specialised": {
         "setmaxnreg 2/2: removed": _REGISTERS,
@@ -105,8 +111,6 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "wgmma.wait_group 2/4: after the next mbarrier.arrive": _TWICE,
         "wgmma.wait_group 4/4: removed": _NOTHING_LEFT,
         "wgmma.wait_group 4/4: one group less": _NOTHING_LEFT,
-        "bar.sync 2/6: removed": _TURNS,
-        "bar.sync 2/6: after the next store": _TURNS,
         "bar.sync 6/6: removed": _LAST_TURN,
     },
     "warp-specialised": {"setmaxnreg 2/2: removed": _REGISTERS},

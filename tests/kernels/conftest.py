@@ -28,6 +28,9 @@ MAY_SPILL = {  # test: why its kernels cannot do with 255 registers
     "test_keys_that_resemble_each_other": "see above",
     "test_three_products_per_product": "Muon's second product: 16 bytes on sm_120a, likewise",
     "test_broadcast_then_reduce": "four warps hold a 128x128 tile: 128 registers, twice",
+    # grouped heads: 12 bytes of addresses in the kernel for dk and dv
+    "test_warpgroup_tiles[cpu-late-128, groups]": "see above",
+    "test_warpgroup_tiles[cpu-early-128, groups]": "see above",
 }
 
 TILES_FOR = {  # targets of tests that ask for their tiles
@@ -84,7 +87,8 @@ def assembled(device, claims, request):
     compile_hooks.append(made.append)
     yield
     compile_hooks.remove(made.append)
-    problems, may_spill = [], request.node.originalname in MAY_SPILL
+    names = {request.node.originalname, request.node.name}
+    problems, may_spill = [], not names.isdisjoint(MAY_SPILL)
     for compiled in made if device == "cpu" else ():
         key = compiled.source.dependency_key() + compiled.spec.key_text()
         digest = hashlib.sha256(key.encode()).hexdigest()

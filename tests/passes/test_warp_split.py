@@ -80,7 +80,8 @@ def test_no_iterations(kernel):
 def test_what_waits_for_what(kernel):
     """Per iteration: the producer waits for its slot and expects its bytes; the others wait for
     both tiles at once, and give back the slot of the iteration before."""
-    loop = loops_of(product(kernel).compile())[1]
+    module = product(kernel).compile()  # keeps its ops alive
+    loop = loops_of(module)[1]
     order = [op for op in ops_of(loop.regions[0].blocks[0]) if op.name.startswith("mt.")]
     order = [(op.name[3:], "mt.producer" in op.attributes) for op in order]
     assert [name for name in order if name[0] != "mem_index"] == [
