@@ -27,6 +27,9 @@ _OPERANDS = (
 _MINIMUM_K = {8: 32, 16: 16, 32: 8, 64: 4}  # bits of an element: smallest K of an instruction
 
 
+UNLIMITED = 1 << 30
+
+
 @builtin
 def dot(
     input: Any,
@@ -42,7 +45,8 @@ def dot(
     Operands fp16, bf16, fp32, fp64, fp8, int8 of one type (two fp8 types may mix); the sum is
     formed in fp32, int32 or fp64, or in fp16 on request. K has a minimum of 8 (32 bits), 16
     (16 bits) or 32 (8 bits); M and N may be any power of two. `input_precision` says how fp32
-    operands are multiplied: "tf32" (default), "tf32x3" or "ieee".
+    operands are multiplied: "tf32" (default), "tf32x3" or "ieee". `max_num_imprecise_acc`: how many
+    fp8 products Hopper may sum with its 14 bits or so; all by default, as in Triton.
     """
     e = emitter()
     a, b = tile("tl.dot", input), tile("tl.dot", other)
@@ -54,7 +58,11 @@ def dot(
     limit = unwrap(max_num_imprecise_acc)
     attributes = {
         "input_precision": e.string(precision),
-        "max_imprecise": e.i32(0 if limit is None else constants.integer(limit, "the limit")),
+        "max_imprecise": e.i32(
+            (UNLIMITED if a.dtype.is_fp8() else 0)
+            if limit is None
+            else constants.integer(limit, "the limit")
+        ),
     }
     if a.dtype.is_int_unsigned():
         attributes |= {"mt.unsigned_a": e.unit(), "mt.unsigned_b": e.unit()}

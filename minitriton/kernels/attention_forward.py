@@ -132,7 +132,8 @@ def forward(call: Operands, plan: Plan, out: torch.Tensor, lse: torch.Tensor) ->
     """Fills out [B, T, H, V], contiguous, and lse [B, H, T]."""
     block_m, block_n, warps, stages = _tile(plan, call.q.element_size())
     ahead = plan.WARPGROUPS and not plan.DROPOUT and call.k.shape[1] >= LONG
-    ahead = ahead and plan.TILE > 64  # else the arithmetic takes longer than the products
+    # with narrow heads the arithmetic takes longer than the products, with wide ones registers end
+    ahead = ahead and 64 < plan.TILE <= 128
     plan = dataclasses.replace(plan, BLOCK_M=block_m, BLOCK_N=block_n, AHEAD=ahead)
     gate = call.q if call.gate is None else call.gate
     grid = (tiles_of(call.q.shape[1], block_m, call.cu_seqlens), call.q.shape[2], call.q.shape[0])
@@ -150,6 +151,8 @@ def _tile(plan: Plan, element_size: int) -> tuple[int, int, int, int]:
         if widest <= 64:
             return 64, 64, 4, 2
         return (128, 64 if plan.DROPOUT or widest > 128 else 128, 8, 2)
+    if plan.WARPGROUPS and widest <= 256 and not plan.DROPOUT:
+        return 128, 64, 8, 2
     if element_size == 4:
         return (64, 32, 8, 2) if widest <= 64 else (64 if widest <= 128 else 32, 16, 8, 2)
     if widest <= 64:
