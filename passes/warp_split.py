@@ -31,7 +31,7 @@ from minitriton.passes.warpgroup_dots import fits
 
 CONSUMER_WARPS = 8  # two warpgroups: with one, CTAs side by side hide each other's arithmetic
 # Multiplications of an iteration from which one CTA with a producer beats several without, measured
-# on an H200 (benchmarks/README.md); more where arithmetic between dots can hide behind other CTAs.
+# on an H200; more where arithmetic between dots can hide behind other CTAs.
 ONE_DOT_PRODUCTS, PRODUCTS = 1 << 20, 1 << 21
 MAX_RESULTS = 192  # registers per thread for the results of all dots of a loop, of 240
 BARRIER_BYTES = 1024  # all mbarriers of a kernel, at most
