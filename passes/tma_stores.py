@@ -195,7 +195,9 @@ def _tile(store: ir.Operation, inner: int, facts: AxisFacts) -> Value | None:
     value = store.operands[1]
     type_, layout = value.type, layout_of(value.type)
     bits = bit_width(element_of(type_))
-    if bits not in (8, 16, 32) or prod(type_.shape) * bits // 8 < MIN_TILE_BYTES:
+    size = prod(type_.shape) * bits // 8
+    # a row alone would take a box for each 128 bytes
+    if bits not in (8, 16, 32) or size < MIN_TILE_BYTES or sum(n > 1 for n in type_.shape) < 2:
         return None
     maker = defining_op(value)
     if maker is not None and maker.name == "mt.convert_layout":
