@@ -352,8 +352,7 @@ def lower_to_gpu(
     function = _kernel_of(module)
     top = module.operation
     num_warps = integer_attribute(top, "mt.num_warps", 4)
-    split = next((op for op in _body_of(function) if op.name == "mt.split_warps"), None)
-    producers = integer_attribute(split, "producers") if split is not None else 0
+    producers = integer_attribute(top, "mt.producer_warps", 0)
     result, kernel = _skeleton(function, top, target, num_warps, producers)
     lowering = Lowering(function, kernel, target, options, num_warps, analyse(function))
     lowering.producer_warps, lowering.producer = producers, producer_of(module)
@@ -369,10 +368,6 @@ def lower_to_gpu(
     lowering.lower_block(body)
     lowering.finish()
     return result
-
-
-def _body_of(function: ir.Operation) -> list[ir.Operation]:
-    return [view.operation for view in function.regions[0].blocks[0].operations]
 
 
 def _kernel_of(module: ir.Module) -> ir.Operation:

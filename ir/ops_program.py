@@ -36,10 +36,8 @@ class CtaCountOp(MT.Operation, name="cta_count"):
 
 
 class SplitWarpsOp(MT.Operation, name="split_warps"):
-    """From here on `producers` further warps run the ops marked mt.producer, and what those need;
-    the others run the rest. A barrier after it is one of the others alone."""
-
-    producers: ir.IntegerAttr
+    """From here on the module's mt.producer_warps, further ones, run the ops marked mt.producer and
+    what those need; the others run the rest. A barrier after it is one of the others alone."""
 
 
 class TurnWaitOp(MT.Operation, name="turn_wait"):

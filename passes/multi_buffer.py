@@ -16,12 +16,14 @@ from minitriton.ir.linear_layout import LinearLayout
 from minitriton.ir.mlir import ir
 from minitriton.passes.affine import AffineAnalysis
 from minitriton.passes.ahead_of_time import AheadOfTime
+from minitriton.passes.loop_arguments import give_results, with_arguments
 from minitriton.passes.products_in_flight import (
     Flights,
     keep_in_flight,
     meet_again,
     take_results,
 )
+from minitriton.passes.slots import allocate_slots
 from minitriton.passes.tensor_maps import MapPlan
 from minitriton.passes.tma_copies import TmaCopies
 from minitriton.passes.traversal import (
@@ -32,8 +34,7 @@ from minitriton.passes.traversal import (
 )
 from minitriton.passes.warpgroup_dots import use_warpgroups
 
-SLT = 2  # arith.cmpi predicates
-EQ = 0
+EQ, NE, SLT = 0, 1, 2  # arith.cmpi predicates
 
 
 @dataclass(frozen=True)
@@ -62,11 +63,8 @@ class _Buffer:
         self.fixed = fixed
         element = self.load.results[0].type.element_type
         self.slot_type = mem_type(slot.shape, element, slot)
-        attributes: dict[str, ir.Attribute] = {"mt.pipelined": ir.UnitAttr.get()}
-        if staged.alignment > 1:
-            attributes["mt.alignment"] = i32_attr(staged.alignment)
-        whole = mem_type([1 if fixed else stages, *slot.shape], element, slot)
-        self.value = builder.op("mt.local_alloc", whole, (), attributes)
+        count = 1 if fixed else stages
+        self.value = allocate_slots(count, slot, element, staged.alignment, builder)
 
     def at(self, index: Value, builder: Builder) -> Value:
         if self.fixed:
@@ -89,9 +87,8 @@ class _Copies:
     ) -> None:
         """Copies of one iteration into slot `slot`; nothing past the loop's end. `first`: with the
         tiles that are the same in every iteration."""
-        ahead, i1 = self._ahead, ir.IntegerType.get_signless(1)
-        predicate = {"predicate": ir.IntegerAttr.get(ir.IntegerType.get_signless(64), SLT)}
-        runs = builder.op("arith.cmpi", i1, [known[ahead.induction], self._upper], predicate)
+        ahead = self._ahead
+        runs = compare(SLT, known[ahead.induction], self._upper, builder)
         ahead.runs = runs
         if self.tma is not None:
             self.tma.issue(
@@ -150,17 +147,9 @@ def rewrite_loop(
     slots = [builder.constant(i32, stages - 1), builder.constant(i32, 0)]
     if with_tma:
         slots.append(builder.constant(i32, 0))  # the parity to wait for
-    new = builder.create(
-        "scf.for",
-        [v.type for v in (*inits, *carried, *slots)],
-        [lower, upper, step, *inits, *carried, *slots],
-        attributes_of(loop),
-        1,
-    )
-    loop.regions[0].blocks[0].append_to(new.regions[0])
-    flights = _fill_body(new, copies, ahead, distance, stages)
-    for index, result in enumerate(loop.results):
-        result.replace_all_uses_with(new.results[index])
+    new, arguments = with_arguments(loop, [*carried, *slots])
+    flights = _fill_body(new, arguments, copies, ahead, distance, stages)
+    give_results(loop, new)
     take_results(new, flights, builder)
     copies.end(builder)
     loop.erase()
@@ -173,14 +162,17 @@ def is_fixed(load: ir.Operation, ahead: AheadOfTime) -> bool:
 
 
 def _fill_body(
-    new: ir.Operation, copies: _Copies, ahead: AheadOfTime, distance: Value, stages: int
+    new: ir.Operation,
+    arguments: list[Value],
+    copies: _Copies,
+    ahead: AheadOfTime,
+    distance: Value,
+    stages: int,
 ) -> Flights:
     """Returns the products that are in flight from one iteration to the next."""
     body, location = new.regions[0].blocks[0], new.location
-    extra = list(new.operands)[3 + len(ahead.arguments) :]
-    arguments = [body.add_argument(value.type, location) for value in extra]
-    parity = arguments.pop() if copies.tma is not None else None
-    *carried, fill, read = arguments
+    *carried, fill, read = arguments[:-1] if copies.tma is not None else arguments
+    parity = arguments[-1] if copies.tma is not None else None
     builder = Builder(ir.InsertionPoint.at_block_begin(body), location)
     copies.wait(read, parity, stages, builder)
     induction = builder.op("arith.addi", distance.type, [ahead.induction, distance])
@@ -262,9 +254,13 @@ def next_parity(parity: Value, slot: Value, stages: int, builder: Builder) -> Va
 
 def is_equal(value: Value, number: int, builder: Builder) -> Value:
     """i1: whether an integer has this value."""
-    predicate = {"predicate": ir.IntegerAttr.get(ir.IntegerType.get_signless(64), EQ)}
-    operands = [value, builder.constant(value.type, number)]
-    return builder.op("arith.cmpi", ir.IntegerType.get_signless(1), operands, predicate)
+    return compare(EQ, value, builder.constant(value.type, number), builder)
+
+
+def compare(predicate: int, a: Value, b: Value, builder: Builder) -> Value:
+    """i1: arith.cmpi of two integers."""
+    attribute = {"predicate": ir.IntegerAttr.get(ir.IntegerType.get_signless(64), predicate)}
+    return builder.op("arith.cmpi", ir.IntegerType.get_signless(1), [a, b], attribute)
 
 
 class Slots(Protocol):

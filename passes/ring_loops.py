@@ -22,8 +22,18 @@ from minitriton.ir.tensor_map_specs import add_spec
 from minitriton.ir.warp_roles import PRODUCER
 from minitriton.passes.affine import AffineAnalysis
 from minitriton.passes.ahead_of_time import AheadOfTime
+from minitriton.passes.loop_arguments import give_results, with_arguments
 from minitriton.passes.map_terms import Rebuild
-from minitriton.passes.multi_buffer import Staged, is_equal, next_parity, next_slot, read_from
+from minitriton.passes.multi_buffer import (
+    NE,
+    SLT,
+    Staged,
+    compare,
+    is_equal,
+    next_parity,
+    next_slot,
+    read_from,
+)
 from minitriton.passes.products_in_flight import (
     Flights,
     after,
@@ -31,14 +41,13 @@ from minitriton.passes.products_in_flight import (
     last_met,
     take_results,
 )
-from minitriton.passes.rings import Ring, RingSet, SlotSpec, barrier_at
+from minitriton.passes.rings import Ring, RingSet, SlotSpec
+from minitriton.passes.shared_usage import VIEWS
+from minitriton.passes.slots import barrier_at
 from minitriton.passes.tensor_maps import MapPlan
 from minitriton.passes.tma_copies import copy_boxes, described
-from minitriton.passes.traversal import Value, attributes_of, ops_of, terminator_of
+from minitriton.passes.traversal import Value, ops_of, terminator_of
 from minitriton.passes.warpgroup_dots import use_warpgroups
-
-NE, SLT = 1, 2  # arith.cmpi predicates
-_VIEWS = frozenset(("mt.mem_index", "mt.mem_trans"))
 
 
 @dataclass(frozen=True)
@@ -52,7 +61,6 @@ class _Place:
     order: tuple[int, ...]
     bytes: int
     slot: LinearLayout
-    fixed: bool = False
 
     def at(self, index: Value, builder: Builder) -> Value:
         return self.ring.tile(self.index, index, builder)
@@ -92,12 +100,8 @@ def specialize_loop(
     """Replaces `loop`: the copies of `moving` loads go through their rings in every iteration,
     those of `fixed` ones once. The new loop, and whether warpgroups take turns in it."""
     builder = Builder(ir.InsertionPoint(loop), loop.location)
-    state = moving.rings.state
-    types = [v.type for v in (*list(loop.operands)[3:], *state)]
-    new = builder.create("scf.for", types, [*loop.operands, *state], attributes_of(loop), 1)
-    loop.regions[0].blocks[0].append_to(new.regions[0])
+    new, (slot, parity) = with_arguments(loop, moving.rings.state)
     body = new.regions[0].blocks[0]
-    slot, parity = (body.add_argument(v.type, loop.location) for v in state)
     if fixed is not None:
         _copy_once(module, new, fixed, ahead, analysis)
     places = moving.places()
@@ -123,8 +127,7 @@ def specialize_loop(
     turns = _take_turns(new, flights)
     for s in moving.loads + (fixed.loads if fixed is not None else []):
         s.load.erase()
-    for index, result in enumerate(loop.results):
-        result.replace_all_uses_with(new.results[index])
+    give_results(loop, new)
     take_results(new, flights, builder)
     moving.rings.left_off((new.results[len(loop.results)], new.results[len(loop.results) + 1]))
     if late or fixed is not None:
@@ -253,7 +256,7 @@ class _Consumer:
         builder = after(last)
         if late:
             lower = self._loop.operands[0]
-            runs = _compare(NE, self._body.arguments[0], lower, builder)
+            runs = compare(NE, self._body.arguments[0], lower, builder)
             slot = _slot_before(slot, self._stages, builder)
         else:
             runs = builder.constant(ir.IntegerType.get_signless(1), 1)
@@ -272,7 +275,7 @@ def _readers(view: Value) -> list[ir.Operation]:
     found = []
     for use in view.uses:
         user = use.owner.operation
-        found += _readers(user.results[0]) if user.name in _VIEWS else [user]
+        found += _readers(user.results[0]) if user.name in VIEWS else [user]
     return found
 
 
@@ -281,7 +284,7 @@ def _release_last(
 ) -> None:
     """After the loop: the slots that its last iteration still read."""
     lower, upper = list(loop.operands)[:2]
-    runs = _compare(SLT, lower, upper, builder)
+    runs = compare(SLT, lower, upper, builder)
     before = _slot_before(slot, stages, builder)
     for ring in rings:
         arrive = [barrier_at(ring.empty, before, builder), runs]
@@ -292,11 +295,6 @@ def _slot_before(slot: Value, stages: int, builder: Builder) -> Value:
     last = builder.constant(slot.type, stages - 1)
     less = builder.op("arith.subi", slot.type, [slot, builder.constant(slot.type, 1)])
     return builder.op("arith.select", slot.type, [is_equal(slot, 0, builder), last, less])
-
-
-def _compare(predicate: int, a: Value, b: Value, builder: Builder) -> Value:
-    attribute = {"predicate": ir.IntegerAttr.get(ir.IntegerType.get_signless(64), predicate)}
-    return builder.op("arith.cmpi", ir.IntegerType.get_signless(1), [a, b], attribute)
 
 
 def slots_of(groups: Sequence[Sequence[Staged]]) -> tuple[tuple[SlotSpec, ...], ...]:

@@ -13,13 +13,12 @@ from dataclasses import dataclass, field
 
 from minitriton.ir.builder import Builder, i32_attr
 from minitriton.ir.dialect import MemType
-from minitriton.ir.encoding import mem_layout, mem_type
-from minitriton.ir.linear_layout import LinearLayout
+from minitriton.ir.encoding import mem_layout
 from minitriton.ir.mlir import ir
-from minitriton.passes.shared_usage import buffer_bytes
+from minitriton.passes.loop_arguments import give_results, with_arguments
+from minitriton.passes.slots import allocate_barriers, allocate_slots
 from minitriton.passes.traversal import (
     Value,
-    attributes_of,
     block_of,
     int_attribute,
     kernel_of,
@@ -50,11 +49,6 @@ class Ring:
     def tile(self, index: int, slot: Value, builder: Builder) -> Value:
         """Slot number `slot` of buffer number `index`."""
         return builder.op("mt.mem_index", self.slots[index].type, [self.buffers[index], slot])
-
-    @property
-    def bytes(self) -> int:
-        """Of one slot."""
-        return sum(buffer_bytes(slot.type) for slot in self.slots)
 
 
 Groups = tuple[tuple[SlotSpec, ...], ...]
@@ -103,19 +97,13 @@ class _Carrier:
     @staticmethod
     def of(loop: ir.Operation, state: tuple[Value, Value]) -> _Carrier:
         """`loop` made anew with two further iter args, unchanged so far."""
-        builder = Builder(ir.InsertionPoint(loop), loop.location)
-        types = [v.type for v in (*loop.results, *state)]
-        new = builder.create("scf.for", types, [*loop.operands, *state], attributes_of(loop), 1)
-        body = loop.regions[0].blocks[0]
-        body.append_to(new.regions[0])
-        arguments = [body.add_argument(v.type, loop.location) for v in state]
-        end = terminator_of(body)
+        new, arguments = with_arguments(loop, state)
+        end = terminator_of(new.regions[0].blocks[0])
         Builder(ir.InsertionPoint(end), loop.location).create(
             "scf.yield", [], [*end.operands, *arguments]
         )
         end.erase()
-        for index, result in enumerate(loop.results):
-            result.replace_all_uses_with(new.results[index])
+        give_results(loop, new)
         loop.erase()
         return _Carrier(new)
 
@@ -226,32 +214,14 @@ def _split(function: ir.Operation) -> ir.Operation:
     body = function.regions[0].blocks[0]
     builder = Builder(ir.InsertionPoint.at_block_begin(body), function.location)
     builder.create("mt.barrier", [], [], {"mt.all_warps": ir.UnitAttr.get()})
-    return builder.create("mt.split_warps", [], [], {"producers": i32_attr(PRODUCER_WARPS)})
+    return builder.create("mt.split_warps", [])
 
 
 def _ring(group: Sequence[SlotSpec], stages: int, warps: int, builder: Builder) -> Ring:
     buffers = []
     for slot in group:
-        tile = MemType(slot.type).tensor_type
-        whole = mem_type([stages, *tile.shape], tile.element_type, mem_layout(slot.type))
-        attributes: dict[str, ir.Attribute] = {"mt.pipelined": ir.UnitAttr.get()}
-        if slot.alignment > 1:
-            attributes["mt.alignment"] = i32_attr(slot.alignment)
-        buffers.append(builder.op("mt.local_alloc", whole, (), attributes))
-    full, empty = (_barriers(count, stages, builder) for count in (1, warps))
+        element = MemType(slot.type).tensor_type.element_type
+        layout = mem_layout(slot.type)
+        buffers.append(allocate_slots(stages, layout, element, slot.alignment, builder))
+    full, empty = (allocate_barriers(stages, count, builder) for count in (1, warps))
     return Ring(tuple(buffers), tuple(group), full, empty)
-
-
-def _barriers(arrivals: int, stages: int, builder: Builder) -> Value:
-    i64 = ir.IntegerType.get_signless(64)
-    type_ = mem_type([stages, 1], i64, LinearLayout.shared((1,), ()))
-    made = builder.op("mt.local_alloc", type_, (), {"mt.pipelined": ir.UnitAttr.get()})
-    builder.create("mt.mbarrier_init", [], [made], {"count": i32_attr(arrivals)})
-    return made
-
-
-def barrier_at(barriers: Value, slot: Value, builder: Builder) -> Value:
-    """The mbarrier of slot number `slot`."""
-    i64 = ir.IntegerType.get_signless(64)
-    type_ = mem_type([1], i64, LinearLayout.shared((1,), ()))
-    return builder.op("mt.mem_index", type_, [barriers, slot])

@@ -89,13 +89,13 @@ def scratch_of(op: ir.Operation) -> Scratch | None:
     return rule(op) if rule else None
 
 
-_VIEWS = frozenset(("mt.mem_index", "mt.mem_trans"))
+VIEWS = frozenset(("mt.mem_index", "mt.mem_trans"))
 
 
 def buffer_of(value: Value) -> ir.Operation:
     """The mt.local_alloc behind a `!mt.mem` value."""
     op = defining_op(value)
-    while op is not None and op.name in _VIEWS:
+    while op is not None and op.name in VIEWS:
         op = defining_op(op.operands[0])
     assert op is not None and op.name == "mt.local_alloc", "buffers are not loop-carried"
     return op

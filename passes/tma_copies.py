@@ -14,18 +14,17 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from minitriton.ir.builder import Builder, i32_attr
-from minitriton.ir.encoding import mem_type
-from minitriton.ir.linear_layout import LinearLayout
 from minitriton.ir.mlir import ir
 from minitriton.ir.tensor_map_specs import add_spec
 from minitriton.passes.affine import AffineAnalysis
 from minitriton.passes.map_terms import Rebuild, describe, evaluate
+from minitriton.passes.slots import allocate_barriers, barrier_at
 from minitriton.passes.tensor_maps import MapPlan
 from minitriton.passes.traversal import Value
 
 
-class Filled(Protocol):
-    """A multi-buffer that TMA fills."""
+class Mapped(Protocol):
+    """A load whose tile a tensor map describes."""
 
     @property
     def load(self) -> ir.Operation: ...
@@ -35,6 +34,10 @@ class Filled(Protocol):
 
     @property
     def order(self) -> tuple[int, ...]: ...
+
+
+class Filled(Mapped, Protocol):
+    """A multi-buffer that TMA fills."""
 
     @property
     def bytes(self) -> int: ...
@@ -62,20 +65,9 @@ class TmaCopies:
         self._moving = any(not buffer.fixed for buffer, _ in self._filled)
         if not self._moving:  # one barrier, which completes once
             stages = 1
-        self._i32 = ir.IntegerType.get_signless(32)
-        i64 = ir.IntegerType.get_signless(64)
-        layout = LinearLayout.shared((1,), ())
-        self._slot_type = mem_type([1], i64, layout)
-        self._barriers = builder.op(
-            "mt.local_alloc", mem_type([stages, 1], i64, layout), (),
-            {"mt.pipelined": ir.UnitAttr.get()},
-        )  # fmt: skip
-        builder.create("mt.mbarrier_init", [], [self._barriers], {"count": i32_attr(1)})
+        self._barriers = allocate_barriers(stages, 1, builder)
         builder.create("mt.proxy_fence", [])  # the buffers may have been something else's memory
         builder.create("mt.barrier", [])
-
-    def _slot(self, index: Value, builder: Builder) -> Value:
-        return builder.op("mt.mem_index", self._slot_type, [self._barriers, index])
 
     def issue(
         self, slot: Value, runs: Value, rebuild: Rebuild, builder: Builder, *, first: bool
@@ -85,7 +77,7 @@ class TmaCopies:
         chosen = [filled for filled in self._filled if first or not filled[0].fixed]
         if not chosen:
             return
-        barrier = self._slot(slot, builder)
+        barrier = barrier_at(self._barriers, slot, builder)
         total = sum(buffer.bytes for buffer, _ in chosen)
         builder.create("mt.mbarrier_expect", [], [barrier, runs], {"bytes": i32_attr(total)})
         for buffer, number in chosen:
@@ -95,8 +87,8 @@ class TmaCopies:
     def wait(self, slot: Value, parity: Value, builder: Builder) -> None:
         """Until the copies into slot number `slot` are there."""
         if not self._moving:
-            slot = parity = builder.constant(self._i32, 0)
-        builder.create("mt.mbarrier_wait", [], [self._slot(slot, builder), parity])
+            slot = parity = builder.constant(slot.type, 0)
+        builder.create("mt.mbarrier_wait", [], [barrier_at(self._barriers, slot, builder), parity])
 
     def end(self, builder: Builder) -> None:
         """After the loop: the memory of the barriers may serve others."""
@@ -111,7 +103,7 @@ def atoms_of(plan: MapPlan, analysis: AffineAnalysis) -> list[Value]:
 
 
 def copy_boxes(
-    buffer: Filled, to: Value, barrier: Value, runs: Value, number: int,
+    buffer: Mapped, to: Value, barrier: Value, runs: Value, number: int,
     analysis: AffineAnalysis, rebuild: Rebuild, builder: Builder,
 ) -> ir.Operation:  # fmt: skip
     """The copy of a buffer's tile into slot `to`; `rebuild` gives atoms as they are there."""
@@ -125,7 +117,7 @@ def copy_boxes(
         )  # fmt: skip
 
 
-def described(buffer: Filled, analysis: AffineAnalysis) -> dict[str, Any]:
+def described(buffer: Mapped, analysis: AffineAnalysis) -> dict[str, Any]:
     """The tensor map of a buffer's tile as data (ir/tensor_map_specs.py)."""
     plan = buffer.map
     assert plan is not None, "only what a tensor map describes is copied"

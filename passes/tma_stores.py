@@ -41,6 +41,7 @@ from minitriton.passes.map_terms import describe, evaluate
 from minitriton.passes.op_classes import is_tile
 from minitriton.passes.remarks import add_remark
 from minitriton.passes.simplify import upstream
+from minitriton.passes.slots import allocate_slots
 from minitriton.passes.tensor_maps import MapPlan, NotAffine
 from minitriton.passes.tensor_maps import plan as plan_map
 from minitriton.passes.tile_pass import PassOptions
@@ -300,11 +301,7 @@ def _rewrite(module: ir.Module, copy: _Copy, analysis: AffineAnalysis, *, repeat
         "dims": ir.DenseI32ArrayAttr.get(copy.map.places),
     }
     builder = Builder(ir.InsertionPoint(copy.loop or store), store.location)
-    whole = mem_type([pieces.slots, *pieces.slot.shape], element, pieces.slot)
-    buffer = builder.op(
-        "mt.local_alloc", whole, (),
-        {"mt.pipelined": ir.UnitAttr.get(), "mt.alignment": i32_attr(ALIGNMENT)},
-    )  # fmt: skip
+    buffer = allocate_slots(pieces.slots, pieces.slot, element, ALIGNMENT, builder)
     builder.ip = ir.InsertionPoint(store)
     starts = [evaluate(d.coordinate, analysis, lambda value: value, builder) for d in copy.map.dims]
     along = copy.map.places[pieces.axis]

@@ -15,7 +15,7 @@ from minitriton.passes import persist
 from minitriton.passes.affine import AffineAnalysis
 from minitriton.passes.ahead_of_time import AheadOfTime
 from minitriton.passes.direct_rows import can_load_directly, load_directly
-from minitriton.passes.global_order import may_overwrite
+from minitriton.passes.global_order import may_overwrite, outermost_loop
 from minitriton.passes.multi_buffer import Staged
 from minitriton.passes.op_classes import WRITES_IN_LOOP
 from minitriton.passes.producer_slice import Slice
@@ -114,7 +114,7 @@ class WarpSplit:
         kernel asks for it."""
         if int_attribute(self._module.operation, "mt.num_warps") != CONSUMER_WARPS:
             return False
-        dots = [op for op in ops_of(loop.regions[0].blocks[0]) if fits(op)]
+        dots = _dots(loop)
         products = sum(prod(d.results[0].type.shape) * d.operands[0].type.shape[-1] for d in dots)
         if self._forced or "mt.warp_specialize" in loop.attributes:
             return bool(dots)
@@ -126,13 +126,12 @@ class WarpSplit:
         top = self._module.operation
         if _is_conditional(loop):
             return "it is inside a branch of a loop, or a while loop"
-        dots = sum(map(fits, ops_of(loop.regions[0].blocks[0])))
-        if dots > 1 and not self._shares_registers:
+        dots = _dots(loop)
+        if len(dots) > 1 and not self._shares_registers:
             return "nvJitLink ignores setmaxnreg: install nvidia-cuda-nvcc"
         if any(s.map is None for s in staged):
             return "threads make some of its copies"
-        results = [op.results[0].type for op in ops_of(loop.regions[0].blocks[0]) if fits(op)]
-        if sum(prod(type_.shape) for type_ in results) > MAX_RESULTS * 32 * CONSUMER_WARPS:
+        if sum(prod(dot.results[0].type.shape) for dot in dots) > MAX_RESULTS * 32 * CONSUMER_WARPS:
             return "its products have too many results: ptxas would wait for each wgmma"
         if "mt.maxnreg" in top.attributes or int_attribute(top, "mt.num_ctas", 1) > 1:
             return "the kernel sets maxnreg or num_ctas"
@@ -162,6 +161,11 @@ class WarpSplit:
         return self._target.max_shared_bytes - scratch - buffers - alignment
 
 
+def _dots(loop: ir.Operation) -> list[ir.Operation]:
+    """Those of its body that whole warpgroups may make."""
+    return [op for op in ops_of(loop.regions[0].blocks[0]) if fits(op)]
+
+
 def _is_conditional(loop: ir.Operation) -> bool:
     """Whether some iterations of a loop around `loop` may skip it, which would lose count of the
     slots; a branch outside of all loops may."""
@@ -179,11 +183,7 @@ def _writes_before(
 ) -> bool:
     """Whether the program may write global memory before `loop`: earlier on, or in an earlier
     iteration of a loop around it. The producer would not wait for that."""
-    outermost, parent = loop, loop.parent.operation
-    while parent.name != "func.func":
-        if parent.name == "scf.for":
-            outermost = parent
-        parent = parent.parent.operation
+    outermost = outermost_loop(loop) or loop
     for op in walk(function):
         if op == outermost:
             break

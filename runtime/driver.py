@@ -99,22 +99,22 @@ def launch_function() -> Callable[..., int]:
 
     Through ctypes, because a launch pays for each argument that a binding converts.
     """
-    bindings()
-    library = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
-    function = library.cuLaunchKernelEx
-    function.restype = ctypes.c_int
-    function.argtypes = [ctypes.c_void_p] * 4
-    return function
+    return _entry("cuLaunchKernelEx", 4)
 
 
 @functools.cache
 def replace_address() -> Callable[..., int]:
     """The driver's cuTensorMapReplaceAddress(map, address) -> error code, through ctypes, too."""
+    return _entry("cuTensorMapReplaceAddress", 2)
+
+
+def _entry(name: str, count: int) -> Callable[..., int]:
+    """A function of the driver that takes `count` addresses, through ctypes."""
     bindings()
     library = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
-    function = library.cuTensorMapReplaceAddress
-    function.restype = ctypes.c_int
-    function.argtypes = [ctypes.c_void_p] * 2
+    function: Callable[..., int] = library[name]
+    function.restype = ctypes.c_int  # type: ignore[attr-defined]  # of ctypes' own type
+    function.argtypes = [ctypes.c_void_p] * count  # type: ignore[attr-defined]
     return function
 
 

@@ -10,10 +10,8 @@ import minitriton as triton
 import minitriton.language as tl
 from minitriton.compiled import CompiledKernel
 from minitriton.passes import warp_split
-from minitriton.runtime.assembler import assemble, bundled_ptxas, disassemble
+from minitriton.runtime.assembler import assemble, disassemble
 from tests.codegen.split_kernels import attention_kernel, matmul_kernel
-
-needs_ptxas = pytest.mark.skipif(not bundled_ptxas(), reason="nvidia-cuda-nvcc is not installed")
 
 
 @triton.jit
@@ -123,7 +121,6 @@ def serialised(sass, ptx):
     return code.count("WARPGROUP.DEPBAR") > waits or alone == code.count("HGMMA")
 
 
-@needs_ptxas
 @pytest.mark.parametrize("name", KERNELS)
 def test_ptxas_keeps_products_in_flight(name):
     compiled = KERNELS[name]()
@@ -144,7 +141,6 @@ def two_products(n):
     )
 
 
-@needs_ptxas
 def test_serialised_products_are_compiled_without_a_producer(monkeypatch):
     """Where ptxas says so; the kernel that takes its place is also found in the cache."""
     monkeypatch.setattr(warp_split, "MAX_RESULTS", 1000)
@@ -166,7 +162,6 @@ def test_slots_that_do_not_fit_after_all(monkeypatch):
     assert "setmaxnreg" not in compiled.ptx and compiled.shared <= 232448
 
 
-@needs_ptxas
 def test_what_serialised_products_look_like(monkeypatch):
     """With more results than the limit allows: why it is there, and that `serialised` sees it."""
     monkeypatch.setattr(warp_split, "MAX_RESULTS", 1000)
@@ -179,7 +174,6 @@ def test_what_serialised_products_look_like(monkeypatch):
     assert serialised(disassemble(done.cubin), compiled.ptx)
 
 
-@needs_ptxas
 def test_messages_about_products_are_warnings():
     """ptxas calls them info: C7517 where it adds a wait that the program lacks."""
     ptx = re.sub(r"wgmma\.wait_group\S* 0;", "", matmul().ptx)
