@@ -112,9 +112,9 @@ def _entry(name: str, count: int) -> Callable[..., int]:
     """A function of the driver that takes `count` addresses, through ctypes."""
     bindings()
     library = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
-    function: Callable[..., int] = library[name]
-    function.restype = ctypes.c_int  # type: ignore[attr-defined]  # of ctypes' own type
-    function.argtypes = [ctypes.c_void_p] * count  # type: ignore[attr-defined]
+    function = library[name]
+    function.restype = ctypes.c_int
+    function.argtypes = [ctypes.c_void_p] * count
     return function
 
 
