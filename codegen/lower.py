@@ -96,6 +96,8 @@ class Lowering(Emitter):
         self.tensor_maps: list[dict[str, Any]] = []  # as the launcher makes them (ir)
         self.map_pointers: list[ir.Value] = []  # the parameters that hold them
         self.symbols: dict[str, str] = {}  # strings and declarations beside the kernel
+        # sums of warpgroup_dots that count for something where the i1 is true, and are zero elsewhere
+        self.counted_sums: dict[ir.Value, ir.Value] = {}
         self._values: dict[ir.Value, Lowered] = {}
         self._at_entry: dict[Any, ir.Value | None] = {}
         self._marker: ir.InsertionPoint | None = None
