@@ -114,7 +114,7 @@ class WarpSplit:
         if self._groups > 1:
             dealing = ping_pong.Dealing(self._loops[0], sets[0].stages, split)
             persist.make_persistent(self._module, split, sets, dealing)
-            text = f"ping-pong: {self._groups} warpgroups run programs of their own, in turns"
+            text = f"persistent: {self._groups} warpgroups run programs of their own, in turns"
             add_remark(self._module, split, text)
             return
         reason = persist.refusal(kernel_of(self._module), self._loops, sets)
