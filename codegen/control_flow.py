@@ -92,6 +92,7 @@ def _for(lowering: Lowering, op: ir.Operation) -> None:
         yields = carried_values.yields(list(terminator.operands))
         lowering.create("scf.yield", (), yields)
     lowering.builder.loc = op.location
+
     def loop() -> list[ir.Value]:
         initial = carried_values.initial(sums)
         made = lowering.create(

@@ -96,7 +96,7 @@ class Lowering(Emitter):
         self.tensor_maps: list[dict[str, Any]] = []  # as the launcher makes them (ir)
         self.map_pointers: list[ir.Value] = []  # the parameters that hold them
         self.symbols: dict[str, str] = {}  # strings and declarations beside the kernel
-        # sums of warpgroup_dots that count for something where the i1 is true, and are zero elsewhere
+        # sums that a warpgroup_dot adds to where the i1 is true; elsewhere they are zero
         self.counted_sums: dict[ir.Value, ir.Value] = {}
         self._values: dict[ir.Value, Lowered] = {}
         self._at_entry: dict[Any, ir.Value | None] = {}
@@ -222,9 +222,8 @@ class Lowering(Emitter):
         if self.role is Role.PRODUCER:
             return self.constant(self.i1, 1)
         if self.groups > 1 and self.role is Role.CONSUMERS:
-            own = 32 * self.num_warps - 1
-            make = lambda: self.compare("eq", self.and_(self.thread_id, own), 0)
-            return self.once("first of group", make)
+            own = self.and_(self.thread_id, 32 * self.num_warps - 1)
+            return self.compare("eq", own, 0)
         return self.once("first", lambda: self.compare("eq", self.thread_id, 0))
 
     def owns_elements(self, layout: LinearLayout) -> ir.Value | None:

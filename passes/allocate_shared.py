@@ -102,7 +102,8 @@ def _arrange(areas: Sequence[Area], parting: _Parting | None) -> _Arranged:
     alignment = max((area.alignment for area in areas), default=16)
     places = place(shared), place(own)
     start, each = (
-        _end(found, offsets, alignment) for found, offsets in zip((shared, own), places, strict=True)
+        _end(found, offsets, alignment)
+        for found, offsets in zip((shared, own), places, strict=True)
     )
     first, second = (iter(offsets) for offsets in places)
     offsets = [next(first) if a.first < parting.point else start + next(second) for a in areas]

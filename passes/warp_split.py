@@ -29,13 +29,14 @@ from minitriton.passes.tma_copies import atoms_of
 from minitriton.passes.traversal import defining_op, int_attribute, kernel_of, ops_of, walk
 from minitriton.passes.warpgroup_dots import GROUP_WARPS, fits
 
-# Two warpgroups, with one program or, of 4 warps, one each (ping_pong); with one alone, CTAs side by
-# side hide each other's arithmetic.
+# Two warpgroups, with one program or, of 4 warps, one each (`ping_pong`); with one alone, CTAs side
+# by side hide each other's arithmetic.
 CONSUMER_WARPS = 8
 # Multiplications of an iteration from which one CTA with a producer beats several without, measured
 # on an H200; more where arithmetic between dots can hide behind other CTAs.
 ONE_DOT_PRODUCTS, PRODUCTS = 1 << 20, 1 << 21
 MAX_RESULTS = 192  # registers per thread for the results of all dots of a loop, of 240
+PIECE_BYTES = 16 * 1024  # of a group's tile on its way out, by TMA; the other multiplies meanwhile
 BARRIER_BYTES = 1024  # all mbarriers of a kernel, at most
 
 
@@ -173,7 +174,8 @@ class WarpSplit:
             if op.name == "mt.local_alloc":
                 buffers += buffer_bytes(op.results[0].type)
             elif not _becomes_a_read(op) and (found := scratch_of(op)) is not None:
-                scratch = max(scratch, found.bytes)
+                few = self._groups > 1 and _is_stored(op)
+                scratch = max(scratch, min(found.bytes, PIECE_BYTES) if few else found.bytes)
         alignment = max(s.alignment for s in staged)
         return self._target.max_shared_bytes - self._groups * scratch - buffers - alignment
 
@@ -207,6 +209,13 @@ def _writes_before(
         if op.name in WRITES_IN_LOOP and "mt.all_warps" not in op.attributes:
             return True
     return outermost != loop and may_overwrite(outermost, loads, function.regions[0].blocks[0])
+
+
+def _is_stored(op: ir.Operation) -> bool:
+    """A change of layout just for a store, which TMA will probably make."""
+    return op.name == "mt.convert_layout" and all(
+        use.owner.operation.name == "mt.store" for use in op.results[0].uses
+    )
 
 
 def _becomes_a_read(op: ir.Operation) -> bool:
