@@ -55,16 +55,22 @@ class Gap:
 def gaps(shared: LinearLayout) -> tuple[Gap, ...]:
     """Of a shared-memory layout, from the highest bits down; none for powers of two."""
     found = []
-    for dim in range(shared.rank):
-        size, top = shared.shape[dim], shared.hulls[dim] // 2
-        steps = shared.flat("offset")
-        unit = top << shared.dim_shifts[dim]
-        if size == 2 * top or unit not in steps:
+    steps = shared.flat("offset")
+    for dim, (size, whole) in enumerate(zip(shared.shape, shared.hulls, strict=True)):
+        alone = [
+            value
+            for value in steps
+            if value & (value - 1) == 0 and sum(bool(step & value) for step in steps) == 1
+        ]  # the bits that no swizzle changes
+        step = whole // 2
+        if size == whole or step << shared.dim_shifts[dim] not in alone:
             continue
-        high = low = steps.index(unit)
-        while top > granule(size) and low and steps[low - 1] == unit >> 1:
-            low, unit, top = low - 1, unit >> 1, top // 2
-        missing = (2 << (high - low)) - -(-size // top)
+        high = low = steps.index(step << shared.dim_shifts[dim])
+        while step > granule(size) and low and steps[low - 1] == steps[low] >> 1:
+            if steps[low - 1] not in alone:
+                break
+            low, step = low - 1, step // 2
+        missing = whole // step - -(-size // step)
         if missing:
             found.append(Gap(high + 1, missing << low))
     return tuple(sorted(found, key=lambda gap: -gap.above))

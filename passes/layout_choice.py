@@ -66,8 +66,6 @@ class LayoutChoice:
         layout = best.layout if best else self.access.default(tuple(tiles[0].type.shape))
         axis = int_attribute(op, "axis") if name in ("mt.reduce", "mt.scan") else 0
         if name == "mt.scan" and not is_scannable(layout, axis):
-            if layout.is_ragged:
-                layout = self.access.default(layout.shape)
             return scan_layout(layout, axis)
         if name == "mt.reduce" and not is_separable(layout, axis):
             if layout.is_ragged:
