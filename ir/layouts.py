@@ -227,8 +227,8 @@ def mma_tiles(
     *batch_warps, warps_m, warps_n = warps_per_dim
     packed = 32 // elem_bits
     batches = max(1, batch_shape[0] // batch_warps[0]) if batch_shape else 1
-    tiles_m = max(1, size_m // (16 * warps_m))
-    tiles_n = max(1, size_n // (8 * warps_n))
+    tiles_m = size_m // min(16 * warps_m, granule(size_m))  # warps beyond a granule replicate
+    tiles_n = size_n // min(8 * warps_n, granule(size_n))
     tiles_k = max(1, size_k // (8 * packed))
     hull_m, hull_n, hull_k = map(hull, (tiles_m, tiles_n, tiles_k))  # registers of tiles there
 
