@@ -52,8 +52,10 @@ def plan_access(
             best, best_dim = groups, dim
     assert best is not None
     bases = _AddressBases(lowering, op.operands[0], pointer, best_dim)
-    accesses = []
+    accesses, held = [], frozenset(layout.registers)
     for group in best.groups:
+        if group[0] not in held:
+            continue
         base, elements = bases.of(group[0])
         accesses.append(Access(group, base, elements * size))
     return AccessPlan(tuple(accesses), best.duplicates)

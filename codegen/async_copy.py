@@ -25,7 +25,7 @@ def lower_async_copy(lowering: Lowering, op: ir.Operation) -> None:
     mask = mask_of(op)
     masks = None if mask is None else lowering.tile(mask).registers
     address = ThreadAddress(
-        lowering, lowering.scalar(buffer), plan.lane_bases, plan.warp_bases, elem_bytes
+        lowering, lowering.scalar(buffer), plan.lane_bases, plan.warp_bases, elem_bytes, plan.gaps
     )
     copies = []
     for group in plan.groups:

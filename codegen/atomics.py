@@ -262,12 +262,16 @@ def _broadcast_tile(lowering: Lowering, op: ir.Operation, tile: Tile, owner: ir.
     thread = lowering.once(("flat", layout), lambda: lowering.linear(terms))
     base = lowering.scratch(op)
     places = []
-    for register, value in enumerate(tile.registers):
+    for register in layout.registers:
+        value = tile.registers[register]
         index = lowering.xor(thread, layout.apply_flat(register=register))
         places.append(lowering.offset_pointer(base, index, tile.element))
         _store_shared(lowering, value, places[-1], owner)
     lowering.barrier()
-    tile.registers = [lowering.load(tile.element, place, size) for place in places]
+    registers = list(tile.registers)
+    for register, place in zip(layout.registers, places, strict=True):
+        registers[register] = lowering.load(tile.element, place, size)
+    tile.registers = registers
 
 
 def _store_shared(

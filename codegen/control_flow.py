@@ -88,7 +88,7 @@ def _for(lowering: Lowering, op: ir.Operation) -> None:
         for index in used:
             argument = arguments[index]
             if isinstance(argument, Tile):
-                list(argument.registers)
+                lowering.held(parameters[index + 1])
         yields = carried_values.yields(list(terminator.operands))
         lowering.create("scf.yield", (), yields)
     lowering.builder.loc = op.location
@@ -114,8 +114,9 @@ def _for(lowering: Lowering, op: ir.Operation) -> None:
     holder.erase()
     place = {slot: i for i, slot in enumerate(carried_values.slots)}
     for index in used:
-        count = len(lowering.registers(parameters[index + 1]))
-        values = [results[place[index, register]] for register in range(count)]
+        argument = arguments[index]
+        numbers = argument.layout.registers if isinstance(argument, Tile) else (0,)
+        values = [results[place[index, register]] for register in numbers]
         lowering.set_registers(op.results[index], values)
 
 
@@ -130,7 +131,7 @@ def _sums_from_zero(lowering: Lowering, op: ir.Operation) -> list[int]:
         user = uses[0].owner.operation
         if user.name == "mt.warpgroup_dot" and user.block == body:
             zero = lowering.zero(lowering.f32)
-            if all(value == zero for value in lowering.registers(init)):
+            if all(value == zero for value in lowering.held(init)):
                 found.append(index)
     return found
 
@@ -153,14 +154,14 @@ def _flat_types(types: Sequence[ir.Type]) -> list[ir.Type]:
     flat: list[ir.Type] = []
     for type_ in types:
         if isinstance(type_, ir.RankedTensorType):
-            flat += [carried(type_.element_type)] * layout_of(type_).num_registers
+            flat += [carried(type_.element_type)] * len(layout_of(type_).registers)
         else:
             flat.append(carried(type_))
     return flat
 
 
 def _flat_values(lowering: Lowering, values: Sequence[ir.Value]) -> list[ir.Value]:
-    return [register for value in values for register in lowering.registers(value)]
+    return [register for value in values for register in lowering.held(value)]
 
 
 def _bind(lowering: Lowering, values: Sequence[ir.Value], flat: Sequence[ir.Value]) -> None:
@@ -168,7 +169,7 @@ def _bind(lowering: Lowering, values: Sequence[ir.Value], flat: Sequence[ir.Valu
     position = 0
     for value in values:
         type_ = value.type
-        count = layout_of(type_).num_registers if isinstance(type_, ir.RankedTensorType) else 1
+        count = len(layout_of(type_).registers) if isinstance(type_, ir.RankedTensorType) else 1
         lowering.set_registers(value, list(flat[position : position + count]))
         position += count
 

@@ -17,6 +17,7 @@ from minitriton.codegen.shared_address import load_plan, meet, store_plan
 from minitriton.codegen.tile import Tile
 from minitriton.codegen.warp_ops import lane_bit, shuffle, warp_bit
 from minitriton.ir.conversion import (
+    BlockShuffles,
     NoMove,
     RegisterMove,
     SharedRoundTrip,
@@ -26,6 +27,7 @@ from minitriton.ir.conversion import (
 from minitriton.ir.encoding import layout_of
 from minitriton.ir.linear_layout import LinearLayout
 from minitriton.ir.mlir import ir
+from minitriton.ir.ragged import core
 from minitriton.ir.warp_shuffle import Rotation, WarpShuffle
 
 
@@ -40,9 +42,23 @@ def lower_convert_layout(lowering: Lowering, op: ir.Operation) -> None:
         registers = Renamed([tile.registers], [(0, source) for source in plan.source_of])
     elif isinstance(plan, WarpShuffle):
         registers = shuffle_registers(lowering, plan, list(tile.registers))
+    elif isinstance(plan, BlockShuffles):
+        registers = _shuffle_blocks(lowering, plan, tile, target)
     else:
         registers = round_trip(lowering, plan, tile, target, lowering.scratch(op))
     lowering.set_registers(result, registers)
+
+
+def _shuffle_blocks(
+    lowering: Lowering, plan: BlockShuffles, tile: Tile, target: LinearLayout
+) -> list[ir.Value]:
+    """The registers of the result that hold elements."""
+    made: dict[int, ir.Value] = {}
+    for block in plan.blocks:
+        sent = [tile.registers[register] for register in block.src_registers]
+        received = shuffle_registers(lowering, plan.shuffle, sent)
+        made.update(zip(block.dst_registers, received, strict=True))
+    return [made[register] for register in target.registers]
 
 
 def shuffle_registers(
@@ -95,30 +111,37 @@ def round_trip(
     target: LinearLayout,
     scratch: ir.Value,
 ) -> list[ir.Value]:
-    """Registers of the result, through the scratch buffer chunk by chunk."""
+    """The registers of the result that hold elements, through the scratch buffer some chunks at a
+    time."""
     result: list[ir.Value | None] = [None] * target.num_registers
     bits = storage_bits(width_of(tile.element))
     stores = loads = None
-    if len(plan.chunks) == 1:  # matrix plans number the registers of the whole tile
-        shared = plan.shared.reshape(tile.layout.shape)
-        stores = store_matrices_plan(lowering, shared, tile.layout, bits, plan.store.vec)
-        loads = load_matrices_plan(lowering, shared, target, bits, plan.load.vec)
-    for index, chunk in enumerate(plan.chunks):
-        if index:
+    whole, received = core(tile.layout), core(target)
+    if len(plan.chunks[0].src_registers) == whole.num_registers:  # which matrix plans number
+        shared = plan.shared.reshape(whole.shape)
+        stores = store_matrices_plan(lowering, shared, whole, bits, plan.store.vec)
+        loads = load_matrices_plan(lowering, shared, received, bits, plan.load.vec)
+    step = plan.bytes // plan.together
+    for start in range(0, len(plan.chunks), plan.together):
+        if start:
             meet(lowering, warp_local=plan.warp_local)
-        sent = [tile.registers[register] for register in chunk.src_registers]
-        if stores is not None:
-            store_matrices(lowering, stores, scratch, sent)
-        else:
-            store_plan(lowering, plan.store, scratch, sent)
+        chunks = plan.chunks[start : start + plan.together]
+        places = [lowering.offset_pointer(scratch, step * index) for index in range(len(chunks))]
+        for chunk, place in zip(chunks, places, strict=True):
+            sent = [tile.registers[register] for register in chunk.src_registers]
+            if stores is not None:
+                store_matrices(lowering, stores, place, sent)
+            else:
+                store_plan(lowering, plan.store, place, sent)
         meet(lowering, warp_local=plan.warp_local)
-        count = len(chunk.dst_registers)
-        if loads is not None:
-            values = load_matrices(lowering, loads, scratch, tile.element, count)
-        else:
-            values = load_plan(lowering, plan.load, scratch, tile.element, count)
-        for register, value in zip(chunk.dst_registers, values, strict=True):
-            result[register] = value
+        for chunk, place in zip(chunks, places, strict=True):
+            count = len(chunk.dst_registers)
+            if loads is not None:
+                values = load_matrices(lowering, loads, place, tile.element, count)
+            else:
+                values = load_plan(lowering, plan.load, place, tile.element, count)
+            for register, value in zip(chunk.dst_registers, values, strict=True):
+                result[register] = value
     return [value for value in result if value is not None]
 
 

@@ -46,9 +46,10 @@ def _print(lowering: Lowering, op: ir.Operation) -> None:
             _print_line(lowering, text, [shown], lowering.is_first_thread)
             continue
         owner = lowering.owns_elements(value.layout)
-        for register, scalar in enumerate(registers):
+        for register in value.layout.registers:
             if register & value.layout.free_bits("register"):
                 continue
+            scalar = registers[register]
             index = [lowering.coordinate(value.layout, d, register) for d in range(rank)]
             shown = _promoted(lowering, scalar, bool(signed))
             _print_line(lowering, text, [*index, shown], owner)
@@ -125,13 +126,13 @@ def _argument_buffer(lowering: Lowering) -> ir.Value:
 
 def _assert(lowering: Lowering, op: ir.Operation) -> None:
     """One call per thread that holds a failing element."""
-    conditions = lowering.registers(op.operands[0])
-    masks = lowering.registers(op.operands[1]) if len(op.operands) > 1 else None
+    conditions = lowering.held(op.operands[0])
+    masks = lowering.held(op.operands[1]) if len(op.operands) > 1 else None
     failed: ir.Value | None = None
-    for register, condition in enumerate(conditions):
+    for number, condition in enumerate(conditions):
         wrong = lowering.xor(condition, True)
         if masks is not None:
-            wrong = lowering.and_(wrong, masks[register])
+            wrong = lowering.and_(wrong, masks[number])
         failed = wrong if failed is None else lowering.or_(failed, wrong)
     assert failed is not None
     texts = [ir.StringAttr(op.attributes[name]).value for name in ("message", "file", "function")]

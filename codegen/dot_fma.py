@@ -31,7 +31,7 @@ def lower_dot_fma(lowering: Lowering, op: ir.Operation) -> None:
     registers = []
     exact = isinstance(computed, ir.IntegerType)
     zero = lowering.zero(computed)
-    for register in range(len(c)):
+    for register in c.layout.registers:
         before = _extended(lowering, c.registers[register], computed)
         row, column = (place[register] for place in places)
         total = before if exact else zero

@@ -53,12 +53,10 @@ def map_registers(
         )
 
     layout = layout_of(type_)
-    count = layout.num_registers
     if is_float(type_.element_type):
-        registers: Sequence[ir.Value] = [at(r) for r in range(count)]
+        lowering.set_registers(result, [at(r) for r in layout.registers])
     else:
-        registers = lowering.lazy(count, at)
-    lowering.set(result, Tile(layout, carried(type_.element_type), registers))
+        lowering.set_registers(result, lowering.lazy(layout.num_registers, at))
 
 
 def rule(scalar: Scalar) -> Callable[[Lowering, ir.Operation], None]:

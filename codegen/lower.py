@@ -128,15 +128,28 @@ class Lowering(Emitter):
         found = self._values[value]
         return found.registers if isinstance(found, Tile) else (found,)
 
+    def held(self, value: ir.Value) -> list[ir.Value]:
+        """Its registers that hold elements: all, unless a tile's size is no power of two."""
+        found = self._values[value]
+        if not isinstance(found, Tile):
+            return [found]
+        return [found.registers[register] for register in found.layout.registers]
+
     def set(self, result: ir.Value, lowered: Lowered) -> None:
         """Records what an op's result (or a block argument) became."""
         self._values[result] = lowered
 
     def set_registers(self, result: ir.Value, registers: Sequence[ir.Value]) -> None:
-        """Records registers in the layout of the result's type; one value for a scalar."""
+        """Records registers in the layout of the result's type: all, or those that hold elements;
+        one value for a scalar."""
         type_ = result.type
         if isinstance(type_, ir.RankedTensorType):
             layout = layout_of(type_)
+            if len(registers) == len(layout.registers) < layout.num_registers:
+                whole = [self.zero(carried(type_.element_type))] * layout.num_registers
+                for register, value in zip(layout.registers, registers, strict=True):
+                    whole[register] = value
+                registers = whole
             assert len(registers) == layout.num_registers, (
                 f"{len(registers)} registers for {layout}"
             )

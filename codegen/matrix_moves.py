@@ -95,7 +95,8 @@ def store_matrices(
 
 
 def _address(lowering: Lowering, plan: LdmatrixPlan, pointer: ir.Value) -> ThreadAddress:
-    return ThreadAddress(lowering, pointer, plan.lane_bases, plan.warp_bases, plan.elem_bits // 8)
+    size = plan.elem_bits // 8
+    return ThreadAddress(lowering, pointer, plan.lane_bases, plan.warp_bases, size, plan.gaps)
 
 
 def extract(lowering: Lowering, struct: ir.Value, index: int) -> ir.Value:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from minitriton.codegen.access import plan_access
 from minitriton.codegen.emit import width_of
-from minitriton.codegen.tile import Tile, carried
+from minitriton.codegen.tile import carried
 from minitriton.ir.dialect import element_of
 from minitriton.ir.encoding import layout_of
 from minitriton.ir.mlir import ir
@@ -50,7 +50,7 @@ def _load(lowering: Lowering, op: ir.Operation) -> None:
             registers[register] = value
     for register, owner in plan.duplicates:
         registers[register] = registers[owner]
-    lowering.set(result, Tile(layout, element, registers))
+    lowering.set_registers(result, [value for value in registers if value is not None])
 
 
 def _load_vector(

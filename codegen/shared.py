@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from math import prod
-
 from minitriton.codegen.emit import width_of
 from minitriton.codegen.lower import Lowering
 from minitriton.codegen.matrix_moves import (
@@ -17,6 +15,7 @@ from minitriton.codegen.tile import Tile, carried
 from minitriton.ir.conversion import storage_bits
 from minitriton.ir.encoding import layout_of, mem_layout
 from minitriton.ir.mlir import ir
+from minitriton.ir.ragged import extent
 from minitriton.ir.shared_access import shared_access_plan
 
 
@@ -59,8 +58,9 @@ def lower_local_load(lowering: Lowering, op: ir.Operation) -> None:
 
 def lower_mem_index(lowering: Lowering, op: ir.Operation) -> None:
     buffer, index = op.operands
-    slot = op.results[0].type.tensor_type
-    size = prod(slot.shape) * storage_bytes(carried(slot.element_type))
+    slot = op.results[0].type
+    element = carried(slot.tensor_type.element_type)
+    size = extent(mem_layout(slot)) * storage_bytes(element)
     offset = lowering.mul(lowering.scalar(index), size)
     lowering.set(op.results[0], lowering.offset_pointer(lowering.scalar(buffer), offset))
 

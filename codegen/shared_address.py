@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from minitriton.codegen.emit import width_of
 from minitriton.codegen.lower import Lowering
 from minitriton.ir.mlir import ir
+from minitriton.ir.ragged import Gap, place_of
 from minitriton.ir.shared_access import SharedAccessPlan, reachable
 
 MAX_ACCESS_BYTES = 16
@@ -24,7 +25,8 @@ def shared_word(lowering: Lowering, pointer: ir.Value) -> ir.Value:
 
 
 class ThreadAddress:
-    """Addresses `base ^ offset` in elements of `elem_bytes`, base being XORed by lane and warp."""
+    """Addresses `base ^ offset` in elements of `elem_bytes`, base being XORed by lane and warp;
+    with gaps (ir/ragged.py) the places of these offsets."""
 
     def __init__(
         self,
@@ -33,9 +35,12 @@ class ThreadAddress:
         lane_bases: Sequence[int],
         warp_bases: Sequence[int],
         elem_bytes: int,
+        gaps: Sequence[Gap] = (),
     ) -> None:
         self._lowering = lowering
         self._pointer = pointer
+        scale = elem_bytes.bit_length() - 1
+        self._gaps = tuple(Gap(gap.above + scale, gap.skipped * elem_bytes) for gap in gaps)
         self._lane = tuple(basis * elem_bytes for basis in lane_bases)
         self._warp = tuple(basis * elem_bytes for basis in warp_bases)
         self._touched = reachable((*self._lane, *self._warp))
@@ -50,7 +55,8 @@ class ThreadAddress:
             self._bases[flipped] = self._lowering.offset_pointer(
                 self._pointer, self._thread_offset(flipped)
             )
-        return self._lowering.offset_pointer(self._bases[flipped], offset & ~self._touched)
+        rest = place_of(offset & ~self._touched, self._gaps)
+        return self._lowering.offset_pointer(self._bases[flipped], rest)
 
     def _thread_offset(self, flipped: int) -> ir.Value | int:
         lowering = self._lowering
@@ -63,9 +69,20 @@ class ThreadAddress:
                 ((lowering.lane_id, self._lane), (lowering.warp_id, self._warp))
             ),
         )
-        if not flipped:
+        if flipped:
+            base = lowering.once((*key, flipped), lambda: lowering.xor(base, flipped))
+        crossed = tuple(gap for gap in self._gaps if self._touched >> gap.above)
+        if not crossed:
             return base
-        return lowering.once((*key, flipped), lambda: lowering.xor(base, flipped))
+        return lowering.once((*key, flipped, crossed), lambda: self._place(base, crossed))
+
+    def _place(self, offset: ir.Value, gaps: Sequence[Gap]) -> ir.Value:
+        """What `place_of` says, of a thread's offset."""
+        lowering = self._lowering
+        for gap in gaps:
+            above = lowering.shr(offset, gap.above)
+            offset = lowering.add(offset, lowering.mul(above, -gap.skipped))
+        return offset
 
 
 def to_storage(lowering: Lowering, value: ir.Value) -> ir.Value:
@@ -103,7 +120,9 @@ def store_plan(
 ) -> None:
     """Writes registers (numbered as in the plan) to the tile at `pointer`; each element once."""
     elem_bytes = plan.elem_bits // 8
-    address = ThreadAddress(lowering, pointer, plan.lane_bases, plan.warp_bases, elem_bytes)
+    address = ThreadAddress(
+        lowering, pointer, plan.lane_bases, plan.warp_bases, elem_bytes, plan.gaps
+    )
     vectors = []
     for group in plan.groups:
         values = [to_storage(lowering, registers[r]) for r in group.registers]
@@ -120,7 +139,9 @@ def load_plan(
     """Reads the `count` registers of the plan's layout from the tile at `pointer`."""
     elem_bytes = plan.elem_bits // 8
     stored = storage_type(lowering, element)
-    address = ThreadAddress(lowering, pointer, plan.lane_bases, plan.warp_bases, elem_bytes)
+    address = ThreadAddress(
+        lowering, pointer, plan.lane_bases, plan.warp_bases, elem_bytes, plan.gaps
+    )
     result: list[ir.Value | None] = [None] * count
     for group in plan.groups:
         values = load_vector(

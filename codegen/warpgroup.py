@@ -57,8 +57,9 @@ def lower_warpgroup_dot(lowering: Lowering, op: ir.Operation) -> None:
     right = _Operand(lowering, b, 1)
     left = _Operand(lowering, a, 0) if isinstance(a.type, MemType) else None
     words = {} if left else _register_words(lowering, a, (rows, columns, right.depth), warps)
-    fresh = all(value == lowering.zero(lowering.f32) for value in lowering.registers(c))
-    asm = _Asm(lowering.registers(c), fresh=fresh)
+    sums = lowering.held(c)
+    fresh = all(value == lowering.zero(lowering.f32) for value in sums)
+    asm = _Asm(sums, fresh=fresh)
     first_scale = "q" if fresh else "p"  # of the instructions with k = 0
     if c in lowering.counted_sums:
         first_scale = asm.operand(lowering.counted_sums[c], "b")
@@ -77,8 +78,8 @@ def lower_warpgroup_dot(lowering: Lowering, op: ir.Operation) -> None:
                 fragment = [asm.operand(word, "r") for word in words[m, k // step]]
                 first, orders = "{" + ", ".join(fragment) + "}", f", {right.transposed}"
             orders = orders if right.size == 2 else ""  # fp8 has only one
-            sums = asm.accumulators(m * registers, registers)
-            asm.lines.append(f"{name} {sums}, {first}, {second}, {scale}, 1, 1{orders};")
+            products = asm.accumulators(m * registers, registers)
+            asm.lines.append(f"{name} {products}, {first}, {second}, {scale}, 1, 1{orders};")
     asm.lines.append("wgmma.commit_group.sync.aligned;")
     if "mt.in_flight" not in op.attributes:
         asm.lines.append("wgmma.wait_group.sync.aligned 0;")
@@ -157,7 +158,7 @@ def _register_words(
 
 def lower_warpgroup_result(lowering: Lowering, op: ir.Operation) -> None:
     """The accumulators go through the wait, so that no use of theirs can come before it."""
-    registers = lowering.registers(op.operands[0])
+    registers = lowering.held(op.operands[0])
     count = len(registers)
     constraints = ["=f"] * count + [str(index) for index in range(count)] + ["~{memory}"]
     results = lowering.asm(

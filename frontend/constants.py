@@ -10,12 +10,15 @@ from minitriton.frontend.errors_semantic import (
     AxisRange,
     BadOption,
     NotPowerOfTwo,
+    TileSize,
     TooManyElements,
 )
 from minitriton.frontend.values import unwrap
 from minitriton.ir import dtypes
+from minitriton.ir.linear_layout import hull
 
 MAX_ELEMENTS = 1 << 20
+SIZE_STEP = 16  # of sizes that are no powers of two: lanes share 16 elements along a dimension
 
 
 def integer(value: Any, what: str) -> int:
@@ -35,19 +38,26 @@ def flag(value: Any, what: str) -> bool:
 
 
 def shape(value: Any, what: str = "a shape") -> tuple[int, ...]:
-    """A tile's shape: powers of two, at most MAX_ELEMENTS elements; an int is rank 1."""
+    """A tile's shape: sizes that a tile can have, at most MAX_ELEMENTS elements; an int is rank
+    1."""
     plain = unwrap(value)
     items = tuple(plain) if isinstance(plain, tuple | list) else (plain,)
     dims = tuple(integer(item, f"each dimension of {what}") for item in items)
     for dim in dims:
-        power_of_two(dim, f"each dimension of {what}")
+        tile_size(dim, f"each dimension of {what}")
     limit(dims)
     return dims
 
 
+def tile_size(value: int, what: str) -> None:
+    """A mistake unless a tile can have so many elements along a dimension."""
+    if value <= 0 or (value != hull(value) and value % SIZE_STEP):
+        raise TileSize(what, value, SIZE_STEP)
+
+
 def power_of_two(value: int, what: str) -> None:
-    """A mistake unless `value` is one."""
-    if value <= 0 or value & (value - 1):
+    """A mistake unless the dimension's size `value` is one, as `what` needs."""
+    if value != hull(value):
         raise NotPowerOfTwo(what, value)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from minitriton.frontend.errors import Mistake, did_you_mean
+from minitriton.ir.linear_layout import hull
 
 
 class OutsideKernel(Mistake):
@@ -63,15 +64,37 @@ class CannotBroadcast(Mistake):
     title = "cannot broadcast shape {source} to {target}"
 
 
-class NotPowerOfTwo(Mistake):
+class TileSize(Mistake):
     what: str
     value: int
-    title = "{what} must be a power of two, not {value}"
-    help = "use {next} and a mask for the rest (minitriton.next_power_of_2 finds it)"
+    step: int
+    title = "{what} must be a power of two or a multiple of {step}, not {value}"
+    help = "use {next} and a mask for the rest (minitriton.next_power_of_2 finds powers of two)"
 
     @property
     def next(self) -> int:
-        return 1 << max(self.value - 1, 0).bit_length() if self.value > 0 else 1
+        return max(min(hull(self.value), -(-self.value // self.step) * self.step), 1)
+
+
+class NotPowerOfTwo(Mistake):
+    what: str
+    value: int
+    title = "{what} works along dimensions of a power of two, not of {value} elements"
+    help = "use a tile of {next} elements there, and a mask for the rest"
+
+    @property
+    def next(self) -> int:
+        return hull(self.value)
+
+
+class RaggedReshape(Mistake):
+    source: str
+    target: str
+    title = "cannot reshape {source} to {target}: elements would move between threads"
+    help = (
+        "left of a dimension that is no power of two, the number of elements must stay; "
+        "use powers of two, and a mask"
+    )
 
 
 class TooManyElements(Mistake):
@@ -227,6 +250,18 @@ class DotMinimumK(Mistake):
     dtype: str
     title = "tl.dot of {dtype} needs an inner dimension K of at least {minimum}, not {k}"
     help = "use a larger BLOCK_K; pad with masked loads (other=0) if the data is smaller"
+
+
+class DotStepK(Mistake):
+    k: int
+    step: int
+    dtype: str
+    title = "tl.dot of {dtype} needs an inner dimension K in steps of {step}, not {k}"
+    help = "use {next}; pad with masked loads (other=0) if the data is smaller"
+
+    @property
+    def next(self) -> int:
+        return -(-self.k // self.step) * self.step
 
 
 class DotAccumulator(Mistake):

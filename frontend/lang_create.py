@@ -17,12 +17,13 @@ from minitriton.ir.dtypes import block_type
 
 @builtin
 def arange(start: Any, end: Any) -> Tensor:
-    """start, start + 1, ..., end - 1 as int32; constants, their difference a power of two."""
+    """start, start + 1, ..., end - 1 as int32; constants, their difference a power of two or a
+    multiple of 16."""
     low = constants.integer(start, "the start of tl.arange")
     high = constants.integer(end, "the end of tl.arange")
     if high <= low:
         raise EmptyRange(low, high)
-    constants.power_of_two(high - low, "the length of tl.arange")
+    constants.tile_size(high - low, "the length of tl.arange")
     constants.limit((high - low,))
     e = emitter()
     attributes = {"start": e.i32(low), "end": e.i32(high)}

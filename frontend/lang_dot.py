@@ -11,6 +11,7 @@ from minitriton.frontend.errors_semantic import (
     DotAccumulator,
     DotMinimumK,
     DotShapes,
+    DotStepK,
     DotTypes,
     WrongDtype,
 )
@@ -44,8 +45,8 @@ def dot(
 
     Operands fp16, bf16, fp32, fp64, fp8, int8 of one type (two fp8 types may mix); the sum is
     formed in fp32, int32 or fp64, or in fp16 on request. K has a minimum of 8 (32 bits), 16
-    (16 bits) or 32 (8 bits); M and N may be any power of two. `input_precision` says how fp32
-    operands are multiplied: "tf32" (default), "tf32x3" or "ieee". `max_num_imprecise_acc`: how many
+    (16 bits) or 32 (8 bits), and comes in steps of that. `input_precision` says how fp32 operands
+    are multiplied: "tf32" (default), "tf32x3" or "ieee". `max_num_imprecise_acc`: how many
     fp8 products Hopper may sum with its 14 bits or so; all by default, as in Triton.
     """
     e = emitter()
@@ -92,6 +93,8 @@ def _result_shape(a: Tensor, b: Tensor) -> tuple[int, ...]:
     k, minimum = a.shape[-1], _MINIMUM_K[a.dtype.bits]
     if k < minimum:
         raise DotMinimumK(k, minimum, str(a.dtype))
+    if k % minimum:
+        raise DotStepK(k, minimum, str(a.dtype))
     return (*a.shape[:-1], b.shape[-1])
 
 

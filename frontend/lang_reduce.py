@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 from minitriton.frontend import arithmetic, constants, lang_math
@@ -15,6 +16,7 @@ from minitriton.frontend.promotion import sum_type
 from minitriton.frontend.values import Tensor, unwrap
 from minitriton.ir import dtypes
 from minitriton.ir.dtypes import block_type
+from minitriton.ir.linear_layout import segments
 
 Combine = Callable[..., Any]  # (a0, ..., an, b0, ..., bn) -> scalar or tuple of scalars
 
@@ -75,6 +77,8 @@ def _reduced(
     rank = len(values[0].shape)
     keep = constants.flag(keep_dims, "keep_dims")
     if unwrap(axis) is None:
+        while segments(shape := values[0].shape) != [prod(shape)] and len(shape) > 1:
+            values = _fold("mt.reduce", values, len(shape) - 1, combine, {})
         values, position, kept = [ravel(v) for v in values], 0, (1,) * rank
     else:
         position = constants.axis(axis, rank)
@@ -257,6 +261,7 @@ def associative_scan(input: Any, axis: Any, combine_fn: Any, reverse: Any = Fals
 def _scan(values: list[Tensor], axis: Any, combine: Combine, reverse: Any) -> list[Tensor]:
     backwards = emitter().boolean(constants.flag(reverse, "reverse"))
     position = constants.axis(axis, len(values[0].shape))
+    constants.power_of_two(values[0].shape[position], "a scan")
     return _fold("mt.scan", values, position, combine, {"reverse": backwards})
 
 

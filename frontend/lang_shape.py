@@ -12,11 +12,13 @@ from minitriton.frontend.errors import kind_of
 from minitriton.frontend.errors_semantic import (
     BadPermutation,
     ElementCount,
+    RaggedReshape,
     RankMismatch,
     TypesDiffer,
 )
 from minitriton.frontend.values import Tensor, is_number, unwrap
 from minitriton.ir.dtypes import block_type
+from minitriton.ir.linear_layout import segments
 
 
 def tile(function: str, value: Any) -> Tensor:
@@ -46,6 +48,8 @@ def reshape(input: Any, *shape: Any, can_reorder: Any = False) -> Tensor:
     target = constants.shape(tuple(known))
     if prod(target) != prod(value.shape):
         raise ElementCount(str(list(value.shape)), str(list(target)))
+    if segments(target) != segments(value.shape):
+        raise RaggedReshape(str(list(value.shape)), str(list(target)))
     if target == value.shape:
         return value
     if not value.is_tile:
@@ -215,6 +219,7 @@ def cat(input: Any, other: Any, can_reorder: Any = False, dim: Any = 0) -> Tenso
         raise TypesDiffer("tl.cat", str(left.type), str(right.type))
     axis = constants.axis(dim, len(left.shape), "dim")
     shape = (*left.shape[:axis], 2 * left.shape[axis], *left.shape[axis + 1 :])
+    constants.power_of_two(left.shape[axis], "tl.cat")
     constants.limit(shape)
     attributes = {"axis": e.i32(axis)}
     return e.op("mt.cat", block_type(left.dtype, shape), [left, right], attributes)
@@ -225,6 +230,8 @@ def flip(x: Any, dim: Any = -1) -> Tensor:
     """The order of dimension `dim` reversed."""
     value = tile("tl.flip", x)
     axis = constants.axis(dim, len(value.shape), "dim")
+    for length in value.shape:
+        constants.power_of_two(length, "tl.flip")
     before, size, after = value.shape[:axis], value.shape[axis], value.shape[axis + 1 :]
     bits = size.bit_length() - 1
     if not bits:

@@ -51,12 +51,17 @@ def axis_bits(layout: LinearLayout, axis: int) -> AxisBits:
 
 
 def register_lines(layout: LinearLayout, axis: int, bits: AxisBits) -> tuple[tuple[int, ...], ...]:
-    """Per register of layout.slice(axis): the source registers along the axis, in its order."""
+    """Per register that layout.slice(axis) has: the source registers along the axis, in order."""
     taken = [bit for bit, _ in bits.register]
     vectors = dict(layout.bases)["register"]
     starts = [1 << bit for bit, v in enumerate(vectors) if any(v) and bit not in taken]
     along = f2.span_elements([1 << bit for bit in taken])
-    return tuple(tuple(start ^ step for step in along) for start in f2.span_elements(starts))
+    held = frozenset(layout.registers)
+    lines = (
+        tuple(register for step in along if (register := start ^ step) in held)
+        for start in f2.span_elements(starts)
+    )
+    return tuple(line for line in lines if line)
 
 
 @dataclass(frozen=True)
@@ -65,10 +70,10 @@ class CrossWarp:
 
     Element (line, w) of an operand lies at index line * count + w: `count` partials of one
     result element are consecutive, w being the warp's position along the axis. The index a
-    thread writes is the XOR of register_offsets[result register], the lane_bases and
-    warp_bases of its set bits and the position_bases of its warp; the partials it reads start
-    at the same index without position_bases. Threads with lane & idle_lanes or
-    warp & idle_warps do not write. operand_bytes: where each operand's region starts.
+    thread writes is the XOR of an entry of register_offsets, one for each register that the result
+    has, the lane_bases and warp_bases of its set bits and the position_bases of its warp; the
+    partials it reads start at the same index without position_bases. Threads with lane &
+    idle_lanes or warp & idle_warps do not write. operand_bytes: where each operand's region starts.
     """
 
     count: int
@@ -103,7 +108,7 @@ def cross_warp(
     axis_warps = sum(1 << bit for bit, _ in bits.warp)
     return CrossWarp(
         1 << count_bits,
-        tuple(f2.span_elements(scaled["register"])),
+        tuple(f2.combine(scaled["register"], register) for register in result.registers),
         scaled["lane"],
         scaled["warp"],
         tuple(

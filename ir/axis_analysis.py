@@ -12,6 +12,7 @@ from typing import Any
 from minitriton.ir import axis_info
 from minitriton.ir.axis_info import AxisInfo
 from minitriton.ir.dialect import PtrType, element_of, shape_of
+from minitriton.ir.linear_layout import hull
 from minitriton.ir.mlir import ir
 from minitriton.ir.types import bit_width
 
@@ -163,18 +164,18 @@ def _whole(type_: ir.Type) -> AxisInfo:
     """All elements equal, nothing else known."""
     shape = shape_of(type_) or (1,)
     ones = (1,) * len(shape)
-    return AxisInfo(ones, ones, shape, None, _unit(type_))
+    return AxisInfo(ones, ones, tuple(map(hull, shape)), None, _unit(type_))
 
 
 def _make_range(op: ir.Operation, _: list[AxisInfo]) -> AxisInfo:
     start = ir.IntegerAttr(op.attributes["start"]).value
     (size,) = op.results[0].type.shape
-    return AxisInfo((size,), (axis_info.power_of_two_in(start),), (1,))
+    return AxisInfo((hull(size),), (axis_info.power_of_two_in(start),), (1,))
 
 
 def _splat(op: ir.Operation, operands: list[AxisInfo]) -> AxisInfo:
     (source,) = operands
-    shape = tuple(op.results[0].type.shape)
+    shape = tuple(map(hull, op.results[0].type.shape))
     rank = len(shape)
     return AxisInfo((1,) * rank, source.divisibility * rank, shape, source.constant, source.unit)
 
@@ -199,7 +200,7 @@ def _broadcast(op: ir.Operation, operands: list[AxisInfo]) -> AxisInfo:
     (source,) = operands
     old, new = shape_of(op.operands[0].type) or (), shape_of(op.results[0].type) or ()
     constancy = tuple(
-        n if o == 1 else k for o, n, k in zip(old, new, source.constancy, strict=True)
+        hull(n) if o == 1 else k for o, n, k in zip(old, new, source.constancy, strict=True)
     )
     return AxisInfo(source.contiguity, source.divisibility, constancy, source.constant, source.unit)
 
@@ -220,9 +221,9 @@ def _trans(op: ir.Operation, operands: list[AxisInfo]) -> AxisInfo:
 def _reshape(op: ir.Operation, operands: list[AxisInfo]) -> AxisInfo:
     """Facts along the last dimension carry over; along the others only what holds everywhere."""
     (source,) = operands
-    shape = tuple(op.results[0].type.shape)
+    shape = tuple(map(hull, op.results[0].type.shape))
     rest = len(shape) - 1
-    if source.constancy == shape_of(op.operands[0].type):
+    if source.constancy == tuple(map(hull, op.operands[0].type.shape)):
         everywhere = source.everywhere()
         return AxisInfo(
             (1,) * (rest + 1), (everywhere,) * (rest + 1), shape, source.constant, source.unit

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from minitriton.ir.linear_layout import hull
+
 MAX_DIVISIBILITY = 1 << 40
 
 
@@ -54,7 +56,8 @@ class AxisInfo:
     @staticmethod
     def of_constant(value: int, shape: tuple[int, ...]) -> AxisInfo:
         """Every element of a tile of `shape` is `value`."""
-        return AxisInfo((1,) * len(shape), (power_of_two_in(value),) * len(shape), shape, value)
+        whole = tuple(map(hull, shape))
+        return AxisInfo((1,) * len(shape), (power_of_two_in(value),) * len(shape), whole, value)
 
     def meet(self, other: AxisInfo) -> AxisInfo:
         """What holds for values that may be either."""

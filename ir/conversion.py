@@ -7,11 +7,12 @@ shared memory. `simulate` executes a plan with numpy and defines what it means.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from minitriton.ir import f2
 from minitriton.ir.linear_layout import LinearLayout
+from minitriton.ir.ragged import blocks, core
 from minitriton.ir.scratch_layout import Chunk, choose_chunks, scratch_layout
 from minitriton.ir.shared_access import SharedAccessPlan, shared_access_plan
 from minitriton.ir.warp_shuffle import WarpShuffle, plan_shuffle, simulate_shuffle
@@ -40,8 +41,9 @@ class SharedRoundTrip:
     another barrier before the next chunk's stores.
 
     shared: layout of one chunk. store, load: register numbers count within the chunk; a Chunk
-    maps them to registers of the tile. bytes: scratch per chunk. warp_local: each warp reads
-    only what it wrote itself, so a warp-level barrier will do.
+    maps them to registers of the tile. bytes: scratch for `together` chunks, which share their
+    barriers. warp_local: each warp reads only what it wrote itself, so a warp-level barrier will
+    do.
     """
 
     shared: LinearLayout
@@ -50,9 +52,18 @@ class SharedRoundTrip:
     chunks: tuple[Chunk, ...]
     bytes: int
     warp_local: bool
+    together: int = 1
 
 
-Conversion = NoMove | RegisterMove | WarpShuffle | SharedRoundTrip
+@dataclass(frozen=True)
+class BlockShuffles:
+    """The same shuffle for each block of a ragged tile."""
+
+    shuffle: WarpShuffle
+    blocks: tuple[Chunk, ...]
+
+
+Conversion = NoMove | RegisterMove | WarpShuffle | SharedRoundTrip | BlockShuffles
 
 
 def storage_bits(elem_bits: int) -> int:
@@ -72,6 +83,8 @@ def plan_conversion(
     """
     if src == dst:
         return NoMove()
+    if src.is_ragged and src.shape == dst.shape:
+        return _plan_blocks(src, dst, elem_bits, max_scratch_bytes)
     bits = storage_bits(elem_bits)
     where = src.invert_and_compose(dst)
     moves = dict(where.bases)
@@ -110,6 +123,34 @@ def _plan_round_trip(
     )
 
 
+def _plan_blocks(
+    src: LinearLayout, dst: LinearLayout, elem_bits: int, max_scratch_bytes: int | None
+) -> Conversion:
+    """Of a ragged tile: what one block takes, for all of them."""
+    plan = plan_conversion(core(src), core(dst), elem_bits, max_scratch_bytes)
+    parts = tuple(map(Chunk, blocks(src), blocks(dst)))
+    if isinstance(plan, WarpShuffle):
+        return BlockShuffles(plan, parts)
+    if isinstance(plan, SharedRoundTrip):
+        chunks = tuple(
+            Chunk(
+                tuple(part.src_registers[r] for r in chunk.src_registers),
+                tuple(part.dst_registers[r] for r in chunk.dst_registers),
+            )
+            for part in parts
+            for chunk in plan.chunks
+        )
+        limit = DEFAULT_SCRATCH_BYTES if max_scratch_bytes is None else max_scratch_bytes
+        together = min(max(1, limit // plan.bytes), len(chunks))
+        return replace(plan, chunks=chunks, bytes=together * plan.bytes, together=together)
+    source_of = [0] * dst.num_registers
+    for part in parts:
+        for index, register in enumerate(part.dst_registers):
+            source = plan.source_of[index] if isinstance(plan, RegisterMove) else index
+            source_of[register] = part.src_registers[source]
+    return RegisterMove(tuple(source_of))
+
+
 def simulate(
     plan: Conversion, src: LinearLayout, dst: LinearLayout, values: np.ndarray
 ) -> np.ndarray:
@@ -124,6 +165,12 @@ def simulate(
     if isinstance(plan, WarpShuffle):
         return simulate_shuffle(plan, values)
     result: np.ndarray = np.zeros((dst.num_registers, dst.num_lanes, dst.num_warps), values.dtype)
+    if isinstance(plan, BlockShuffles):
+        for block in plan.blocks:
+            part = simulate_shuffle(plan.shuffle, values[list(block.src_registers)])
+            result[list(block.dst_registers)] = part
+        return result
+    src, dst = core(src), core(dst)
     for chunk in plan.chunks:
         memory = np.zeros(1 << plan.shared.num_bits, values.dtype)
         written = np.zeros(memory.shape, bool)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from math import prod
 
 from minitriton.ir.dialect import MemType
-from minitriton.ir.linear_layout import LinearLayout
+from minitriton.ir.linear_layout import LinearLayout, hull
 from minitriton.ir.mlir import ir
 
 _decoded: dict[ir.Type, LinearLayout] = {}
@@ -63,7 +63,7 @@ def mem_layout(type_: ir.Type) -> LinearLayout:
     if found is None:
         flat = {"offset": list(ir.DenseI32ArrayAttr(attribute["offset"]))}
         shape, elements = tuple(tensor.shape), 1 << len(flat["offset"])
-        while len(shape) > 1 and prod(shape) > elements:
+        while len(shape) > 1 and prod(map(hull, shape)) > elements:
             shape = shape[1:]
         found = _decoded[tensor] = LinearLayout.from_flat(shape, flat)
     return found

@@ -178,8 +178,8 @@ def _reduce(program: Program, op: ir.Operation, operands: list[Any]) -> Sequence
     axis = ir.IntegerAttr(op.attributes["axis"]).value
     parts = [[np.take(v, i, axis) for v in operands] for i in range(operands[0].shape[axis])]
     while len(parts) > 1:  # pairwise, in order: close to what the hardware's tree does
-        folded = [_fold(program, op, a, b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
-        parts = folded
+        folded = [_fold(program, op, a, b) for a, b in zip(parts[::2], parts[1::2], strict=False)]
+        parts = folded + parts[len(parts) // 2 * 2 :]
     return parts[0]
 
 

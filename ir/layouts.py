@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from minitriton.ir.ldmatrix import LdmatrixPlan, ldmatrix_plan
-from minitriton.ir.linear_layout import LinearLayout, log2_exact
+from minitriton.ir.linear_layout import LinearLayout, granule, hull, log2_exact
 from minitriton.ir.shared_access import SharedAccessPlan, bank_conflicts, shared_access_plan
 from minitriton.ir.shared_layouts import shared_for_mma_operand, shared_swizzled, shared_tma
 
@@ -46,21 +47,25 @@ class _Walk:
         self.position = [1] * len(self.shape)
 
     def take(self, dim: int, size: int) -> list[tuple[int, ...]]:
-        """Vectors for the next log2(size) bits of `dim`; zero vectors past its end."""
+        """Vectors for the next log2(size) bits of `dim`; zero vectors past the end of its
+        granules, from where registers alone have them."""
+        return self._vectors(dim, size, granule(self.shape[dim]))
+
+    def _vectors(self, dim: int, size: int, end: int) -> list[tuple[int, ...]]:
         vectors = []
         for _ in range(log2_exact(size)):
-            step = self.position[dim]
-            inside = step < self.shape[dim]
-            vectors.append(tuple(step * (inside and d == dim) for d in range(len(self.shape))))
-            self.position[dim] *= 2
+            step = self.position[dim] if self.position[dim] < end else 0
+            vectors.append(tuple(step * (d == dim) for d in range(len(self.shape))))
+            self.position[dim] += step
         return vectors
 
     def rest(self, dims: Sequence[int]) -> list[tuple[int, ...]]:
         """Vectors for all bits not handed out yet, dimension after dimension."""
+        ends = [hull(size) for size in self.shape]
         return [
             vector
             for dim in dims
-            for vector in self.take(dim, max(1, self.shape[dim] // self.position[dim]))
+            for vector in self._vectors(dim, ends[dim] // self.position[dim], ends[dim])
         ]
 
 
@@ -94,16 +99,14 @@ def default_blocked(
     rank = len(shape)
     order = tuple(reversed(range(rank))) if order is None else tuple(order)
     size_per_thread, threads, warps = [1] * rank, [1] * rank, [1] * rank
-    total = 1
-    for size in shape:
-        total *= size
+    granules = [granule(size) for size in shape]
     if rank:
         fastest = order[0]
-        each = max(1, total // (WARP_SIZE * num_warps))
-        size_per_thread[fastest] = max(1, min(vec, shape[fastest], each))
+        each = max(1, prod(granules) // (WARP_SIZE * num_warps))
+        size_per_thread[fastest] = max(1, min(vec, granules[fastest], each))
     lanes_left, warps_left = WARP_SIZE, num_warps
     for dim in order:
-        room = shape[dim] // size_per_thread[dim]
+        room = granules[dim] // size_per_thread[dim]
         threads[dim] = min(room, lanes_left)
         lanes_left //= threads[dim]
         warps[dim] = min(room // threads[dim], warps_left)
@@ -125,7 +128,7 @@ def broadcast_result(layout: LinearLayout, shape: Sequence[int]) -> LinearLayout
         1 << (LinearLayout(tuple(shape), ()).dim_shifts[dim] + bit)
         for dim in reversed(range(layout.rank))
         if layout.shape[dim] != shape[dim]
-        for bit in range(log2_exact(shape[dim]))
+        for bit in range(log2_exact(hull(shape[dim])))
     ]
     wide = LinearLayout(tuple(shape), layout.bases)
     flat = wide.to_flat()
@@ -176,8 +179,8 @@ def mma_operand(
     k = rank - 1 if op_index == 0 else rank - 2
     free = rank - 2 if op_index == 0 else rank - 1
     packed = 32 // elem_bits
-    if shape[k] < 8 * packed:
-        raise ValueError(f"a dot of {elem_bits}-bit elements needs K >= {8 * packed}")
+    if granule(shape[k]) < 8 * packed:
+        raise ValueError(f"a dot of {elem_bits}-bit elements needs K >= {8 * packed}, in steps of it")
     walk = _Walk(shape)
     register = walk.take(k, packed)
     lane = walk.take(k, 4) + walk.take(free, 8)
@@ -224,9 +227,10 @@ def mma_tiles(
     *batch_warps, warps_m, warps_n = warps_per_dim
     packed = 32 // elem_bits
     batches = max(1, batch_shape[0] // batch_warps[0]) if batch_shape else 1
-    tiles_m = max(1, size_m // (16 * warps_m))
-    tiles_n = max(1, size_n // (8 * warps_n))
+    tiles_m = size_m // min(16 * warps_m, granule(size_m))  # warps beyond a granule replicate
+    tiles_n = size_n // min(8 * warps_n, granule(size_n))
     tiles_k = max(1, size_k // (8 * packed))
+    hull_m, hull_n, hull_k = map(hull, (tiles_m, tiles_n, tiles_k))  # registers of tiles there
 
     def registers(count: int, tile: int) -> tuple[int, ...]:
         return tuple(range(count * tile, count * (tile + 1)))
@@ -235,9 +239,9 @@ def mma_tiles(
         for k in range(tiles_k):
             for m in range(tiles_m):
                 for n in range(tiles_n):
-                    a = registers(4 * packed, k + tiles_k * (m + tiles_m * batch))
-                    b = registers(2 * packed, k + tiles_k * (n + tiles_n * batch))
-                    c = registers(4, n + tiles_n * (m + tiles_m * batch))
+                    a = registers(4 * packed, k + hull_k * (m + hull_m * batch))
+                    b = registers(2 * packed, k + hull_k * (n + hull_n * batch))
+                    c = registers(4, n + hull_n * (m + hull_m * batch))
                     yield MmaTile(batch, m, n, k, a, b, c)
 
 
@@ -250,15 +254,16 @@ def choose_mma_warps(shape: Sequence[int], num_warps: int) -> tuple[int, ...]:
     """
     warps = [1] * len(shape)
     smallest = [1] * (len(shape) - 2) + [16, 8]
+    granules = [granule(size) for size in shape]
     left = num_warps
     for dim in range(len(shape) - 2):
-        warps[dim] = min(shape[dim], left)
+        warps[dim] = min(granules[dim], left)
         left //= warps[dim]
     while left > 1:
         sides = [
             (shape[dim] // warps[dim], -dim)
             for dim in (len(shape) - 1, len(shape) - 2)
-            if shape[dim] // warps[dim] > smallest[dim]
+            if granules[dim] // warps[dim] > smallest[dim]
         ]
         dim = -max(sides)[1] if sides else len(shape) - 2
         warps[dim] *= 2

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from minitriton.ir import f2
 from minitriton.ir.linear_layout import LinearLayout, log2_exact
+from minitriton.ir.ragged import Gap, gaps
 from minitriton.ir.shared_access import Displacement, conflict_degree, offsets_of, reachable
 
 
@@ -43,6 +44,7 @@ class LdmatrixPlan:
     warp_bases: tuple[int, ...]
     instructions: tuple[LdmatrixInstruction, ...]
     conflicts: int
+    gaps: tuple[Gap, ...] = ()
 
 
 @functools.lru_cache(maxsize=4096)
@@ -71,14 +73,16 @@ def ldmatrix_plan(
         return None
     if any(basis & sum(chunk) for basis in (*rows, *registers[pack:], *warps)):
         return None
-    blocks = _block_bits(registers, pack)
+    blocks = _block_bits(registers, operand, pack)
     lane_bases = (*rows, *(registers[bit] for bit in blocks), 0, 0)[:5]
     touched = reachable((*lane_bases, *warps))
     inside = f2.span_elements([1 << bit for bit in range(pack)])
     places = f2.span_elements([1 << bit for bit in blocks])
     outer = [1 << b for b in range(pack, len(registers)) if b not in blocks]
-    instructions = []
+    instructions, held = [], frozenset(operand.registers)
     for start in f2.span_elements(outer):
+        if start not in held:
+            continue
         offset = f2.combine(registers, start)
         groups = tuple(tuple(start ^ place ^ i for i in inside) for place in places)
         instructions.append(LdmatrixInstruction(offset & touched, offset & ~touched, groups))
@@ -91,10 +95,16 @@ def ldmatrix_plan(
         warps,
         tuple(instructions),
         conflict_degree(row_bytes, 16),
+        gaps(shared),
     )
 
 
-def _block_bits(registers: tuple[int, ...], pack: int) -> list[int]:
-    """Up to two register bits that select the blocks of one instruction."""
-    bits = [bit for bit in range(pack, len(registers)) if registers[bit]]
+def _block_bits(registers: tuple[int, ...], operand: LinearLayout, pack: int) -> list[int]:
+    """Up to two register bits that select the blocks of one instruction, which exist as one."""
+    steps = operand.flat("register")
+    bits = [
+        bit
+        for bit in range(pack, len(registers))
+        if registers[bit] and not steps[bit] & operand.ragged_mask
+    ]
     return bits[:2]

@@ -2,9 +2,14 @@
 offset to the coordinates of a tile.
 
 Every bit of an input contributes one coordinate vector and contributions combine by XOR.
-All sizes are powers of two, so the C-order linear index of an element is the concatenation
-of its coordinates' bits, XOR acts on it too, and the algebra runs on plain ints ("flat"
-bases). Distributions that other compilers treat as classes are values of this one class.
+The algebra has powers of two: the C-order linear index of an element is the concatenation of
+its coordinates' bits, XOR acts on it too, and all runs on plain ints ("flat" bases).
+Distributions that other compilers treat as classes are values of this one class.
+
+A tile of another size has the layout of its *hull*, the next power of two, without the elements
+beyond its end. Which coordinates exist is decided by the bits from the largest
+power of two in the size upwards, its *granule*; in a distributed layout only registers move
+along those, so a register holds elements in all threads or in none.
 """
 
 from __future__ import annotations
@@ -12,6 +17,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from minitriton.ir import f2
@@ -24,6 +30,16 @@ DISTRIBUTED = ("register", "lane", "warp")
 SHARED = ("offset",)
 
 
+def hull(size: int) -> int:
+    """The smallest power of two that is at least `size`."""
+    return 1 << max(size - 1, 0).bit_length()
+
+
+def granule(size: int) -> int:
+    """The largest power of two that divides `size`."""
+    return size & -size
+
+
 def log2_exact(size: int) -> int:
     """log2 of a power of two; ValueError for any other size."""
     if size <= 0 or size & (size - 1):
@@ -33,22 +49,32 @@ def log2_exact(size: int) -> int:
 
 @dataclass(frozen=True)
 class LinearLayout:
-    """shape: the tile, all powers of two. bases: per input name, per bit, the coordinates it
-    XORs in. Distributed layouts have the inputs register, lane, warp; shared-memory layouts
-    have one input, the offset in elements."""
+    """shape: the tile; `hulls` are its sizes rounded up to powers of two. bases: per input name,
+    per bit, the coordinates it XORs in. Distributed layouts have the inputs register, lane, warp;
+    shared-memory layouts have one input, the offset in elements."""
 
     shape: tuple[int, ...]
     bases: tuple[tuple[str, tuple[tuple[int, ...], ...]], ...]
 
     def __post_init__(self) -> None:
-        for size in self.shape:
-            log2_exact(size)
+        if min(self.shape, default=1) < 1:
+            raise ValueError(f"a tile of shape {self.shape} has no elements")
         for name, vectors in self.bases:
             for vector in vectors:
                 if len(vector) != len(self.shape) or any(
-                    not 0 <= c < size for c, size in zip(vector, self.shape, strict=True)
+                    not 0 <= c < size for c, size in zip(vector, self.hulls, strict=True)
                 ):
                     raise ValueError(f"{name} basis {vector} lies outside the tile {self.shape}")
+        if self.is_ragged and self.is_distributed:
+            self._check_ragged()
+
+    def _check_ragged(self) -> None:
+        """Registers alone, each bit by one step, reach beyond the granules."""
+        ragged = self.ragged_mask
+        for name in DISTRIBUTED:
+            for value in self._flat[name]:
+                if value & ragged and (name != "register" or value.bit_count() > 1):
+                    raise ValueError(f"a {name} bit of {self} moves beyond a granule")
 
     def __hash__(self) -> int:
         return self._hash
@@ -63,14 +89,14 @@ class LinearLayout:
     def from_flat(shape: Sequence[int], flat: Mapping[str, Iterable[int]]) -> LinearLayout:
         """Build from C-order linear bases, e.g. {'register': [1], 'lane': [2, 4], 'warp': []}."""
         shape = tuple(shape)
-        shifts = _dim_shifts(shape)
+        shifts, hulls = _dim_shifts(shape), tuple(map(hull, shape))
         if set(flat) == set(DISTRIBUTED):  # attribute dictionaries come sorted by name
             flat = {name: flat[name] for name in DISTRIBUTED}
 
         def vector(value: int) -> tuple[int, ...]:
-            if not 0 <= value < 1 << sum(map(log2_exact, shape)):
+            if not 0 <= value < prod(hulls):
                 raise ValueError(f"flat basis {value} lies outside the tile {shape}")
-            return tuple((value >> s) & (n - 1) for s, n in zip(shifts, shape, strict=True))
+            return tuple((value >> s) & (n - 1) for s, n in zip(shifts, hulls, strict=True))
 
         return LinearLayout(
             shape, tuple((name, tuple(map(vector, values))) for name, values in flat.items())
@@ -119,13 +145,46 @@ class LinearLayout:
         return len(self.shape)
 
     @functools.cached_property
+    def hulls(self) -> tuple[int, ...]:
+        """The sizes rounded up to powers of two."""
+        return tuple(map(hull, self.shape))
+
+    @functools.cached_property
+    def is_ragged(self) -> bool:
+        """Whether some size is no power of two."""
+        return self.hulls != self.shape
+
+    @functools.cached_property
+    def ragged_mask(self) -> int:
+        """The bits of a linear index that decide whether an element exists."""
+        return sum(
+            (size - granule(real)) << shift
+            for size, real, shift in zip(self.hulls, self.shape, self.dim_shifts, strict=True)
+            if size != real
+        )
+
+    def exists(self, index: int) -> bool:
+        """Whether the tile has an element of this linear index."""
+        coordinates = self.unflatten(index)
+        return all(c < size for c, size in zip(coordinates, self.shape, strict=True))
+
+    @functools.cached_property
+    def registers(self) -> tuple[int, ...]:
+        """The registers that hold elements: all, where sizes are powers of two."""
+        numbers = range(self.num_registers)
+        if not self.is_ragged:
+            return tuple(numbers)
+        held = f2.span_elements(self._flat["register"])
+        return tuple(number for number in numbers if self.exists(held[number] & self.ragged_mask))
+
+    @functools.cached_property
     def in_dims(self) -> tuple[str, ...]:
         return tuple(name for name, _ in self.bases)
 
     @functools.cached_property
     def num_bits(self) -> int:
-        """log2 of the number of elements of the tile."""
-        return sum(map(log2_exact, self.shape))
+        """log2 of the number of elements of the hull."""
+        return sum(map(log2_exact, self.hulls))
 
     @functools.cached_property
     def dim_shifts(self) -> tuple[int, ...]:
@@ -154,12 +213,12 @@ class LinearLayout:
     def unflatten(self, index: int) -> tuple[int, ...]:
         """Coordinates of a C-order linear index."""
         return tuple(
-            (index >> s) & (n - 1) for s, n in zip(self.dim_shifts, self.shape, strict=True)
+            (index >> s) & (n - 1) for s, n in zip(self.dim_shifts, self.hulls, strict=True)
         )
 
     def dim_mask(self, dim: int) -> int:
         """The bits of a linear index that belong to dimension `dim`."""
-        return (self.shape[dim] - 1) << self.dim_shifts[dim]
+        return (self.hulls[dim] - 1) << self.dim_shifts[dim]
 
     def in_bits(self, name: str) -> int:
         return len(self._flat[name])
@@ -169,7 +228,7 @@ class LinearLayout:
 
     @property
     def num_registers(self) -> int:
-        """Elements that each thread holds."""
+        """Numbers that registers have in each thread; `registers` are those of elements."""
         return self.in_size("register")
 
     @property
@@ -202,8 +261,9 @@ class LinearLayout:
     def apply(self, **inputs: Any) -> tuple[Any, ...]:
         """Coordinates, one per dimension; inputs left out count as 0."""
         index = self.apply_flat(**inputs)
-        shape = self.shape
-        return tuple((index >> s) & (n - 1) for s, n in zip(self.dim_shifts, shape, strict=True))
+        return tuple(
+            (index >> s) & (n - 1) for s, n in zip(self.dim_shifts, self.hulls, strict=True)
+        )
 
     def flat_table(self) -> np.ndarray:
         """int64 array of linear element indices with one axis per input."""
@@ -219,7 +279,7 @@ class LinearLayout:
         import numpy as np
 
         flat = self.flat_table()[..., None]
-        sizes = np.array(self.shape, np.int64)
+        sizes = np.array(self.hulls, np.int64)
         coordinates: np.ndarray = (flat >> np.array(self.dim_shifts, np.int64)) & (sizes - 1)
         return coordinates
 
@@ -242,7 +302,7 @@ class LinearLayout:
     def compose(self, outer: LinearLayout) -> LinearLayout:
         """outer after self: coordinate i of this layout is fed to input i of `outer`."""
         sizes = tuple(outer.in_size(name) for name in outer.in_dims)
-        if sizes != self.shape:
+        if sizes != self.hulls:
             raise ValueError(f"cannot feed a {self.shape} result to inputs of sizes {sizes}")
         flat = {
             name: [
@@ -269,7 +329,7 @@ class LinearLayout:
         """
         # free bits never enter a combination: a dependent vector adds no row to the span
         bases = []
-        for dim, size in enumerate(self.shape):
+        for dim, size in enumerate(self.hulls):
             vectors = []
             for bit in range(log2_exact(size)):
                 mask = self._span.solve(1 << (self.dim_shifts[dim] + bit))
@@ -310,7 +370,7 @@ class LinearLayout:
         """Flat bases of lanes and warps, and the flat steps 1, 2, 4, ... along `dim`."""
         dim = normalize_dim(dim, self.rank)
         shift = self.dim_shifts[dim]
-        units = tuple(1 << (shift + bit) for bit in range(log2_exact(self.shape[dim])))
+        units = tuple(1 << (shift + bit) for bit in range(log2_exact(granule(self.shape[dim]))))
         return self._flat["lane"] + self._flat["warp"], units
 
     def vector_run(self, dim: int) -> int:
@@ -375,8 +435,9 @@ class LinearLayout:
         return self._map_coordinates(shape, lambda v: (*v[:dim], *v[dim + 1 :]))
 
     def reshape(self, shape: Sequence[int]) -> LinearLayout:
-        """C-order reshape: every register keeps its element."""
-        if sum(map(log2_exact, shape)) != self.num_bits:
+        """C-order reshape: every register keeps its element. ValueError where the hull's order of
+        elements is not the tile's (`segments`)."""
+        if segments(shape) != segments(self.shape):
             raise ValueError(f"cannot reshape {self.shape} to {tuple(shape)}")
         return LinearLayout.from_flat(shape, self._flat)
 
@@ -420,6 +481,8 @@ class LinearLayout:
         """Layout of two tiles one after the other along `dim`: a new highest register bit."""
         dim = normalize_dim(dim, self.rank)
         size = self.shape[dim]
+        if size != self.hulls[dim]:
+            raise ValueError(f"two tiles of size {size} do not lie side by side")
         shape = (*self.shape[:dim], 2 * size, *self.shape[dim + 1 :])
         bases = dict(self.bases)
         half = tuple(size if d == dim else 0 for d in range(self.rank))
@@ -440,8 +503,20 @@ def _dim_shifts(shape: tuple[int, ...]) -> tuple[int, ...]:
     position = 0
     for size in reversed(shape):
         shifts.append(position)
-        position += log2_exact(size)
+        position += log2_exact(hull(size))
     return tuple(reversed(shifts))
+
+
+def segments(shape: Sequence[int]) -> list[int]:
+    """Numbers of elements from one dimension that is no power of two to the next: shapes with the
+    same have the same linear indices in C order and in the hull."""
+    found = [1]
+    for size in shape:
+        if size == hull(size):
+            found[-1] *= size
+        else:
+            found.append(size)
+    return found
 
 
 @functools.lru_cache(maxsize=4096)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from minitriton.ir.linear_layout import LinearLayout
+from minitriton.ir.linear_layout import LinearLayout, granule
 from minitriton.ir.shared_layouts import shared_tma
 
 ALIGNMENT = 1024
@@ -80,6 +80,15 @@ def matrix_descriptor(
 
 
 def operand_span(shape: tuple[int, ...], order: tuple[int, ...], size: int = 2) -> int:
-    """Bytes of the widest swizzle that a row along order[0] fills; 0 where it fills none."""
+    """Bytes of the widest swizzle that a row along order[0] fills; 0 where it fills none. The last
+    panel of a row that is no power of two may go beyond its end."""
     inner = shape[order[0]] * size
-    return min(128, inner) if inner >= 32 else 0
+    if inner < 128:
+        return whole_span(shape, order, size)
+    return 128
+
+
+def whole_span(shape: tuple[int, ...], order: tuple[int, ...], size: int) -> int:
+    """The same of panels that end with the row."""
+    unit = granule(shape[order[0]]) * size
+    return min(128, unit) if unit >= 32 else 0

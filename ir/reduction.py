@@ -26,7 +26,7 @@ Combine = Callable[["np.ndarray", "np.ndarray"], "np.ndarray"]
 class ReductionPlan:
     """Steps of a reduction; the combine function must be associative and commutative.
 
-    1. groups: per register of `result`, the source registers to fold, in axis order.
+    1. groups: per register that `result` has, the source registers to fold, in axis order.
     2. lane_masks: fold with the value of lane ^ mask (shfl.bfly), mask by mask.
     3. cross_warp: write the partial, barrier, read and fold `count` partials; None if not needed.
     Afterwards every thread holds the result in layout `result` = source.slice(axis).

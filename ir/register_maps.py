@@ -65,7 +65,7 @@ def _part_bits(layout: LinearLayout, dim: int, size: int) -> list[int] | None:
     steps = layout.coordinate_bases("register", dim)
     outer = [bit for bit, step in enumerate(steps) if step >= size]
     fixed = (*layout.coordinate_bases("lane", dim), *layout.coordinate_bases("warp", dim))
-    units = [size << n for n in range(log2_exact(layout.shape[dim] // size))]
+    units = [size << n for n in range(log2_exact(layout.hulls[dim] // size))]
     vectors = dict(layout.bases)["register"]
     alone = all(sum(vectors[bit]) == steps[bit] for bit in outer)
     if any(step >= size for step in fixed) or not alone:

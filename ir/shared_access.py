@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from minitriton.ir import f2
 from minitriton.ir.linear_layout import LinearLayout, log2_exact
+from minitriton.ir.ragged import Gap, gaps
 from minitriton.ir.vector_groups import contiguous_groups
 
 MAX_VECTOR_BITS = 128
@@ -48,7 +49,8 @@ class AccessGroup(Displacement):
 
 @dataclass(frozen=True)
 class SharedAccessPlan:
-    """Offsets in elements; base = XOR of lane_bases and warp_bases over the set bits.
+    """Offsets in elements; base = XOR of lane_bases and warp_bases over the set bits;
+    they count the `gaps` of a tile, too (ir/ragged.py).
 
     vec: elements per access. duplicates: (register, register that holds the same element):
     ignore them when storing, copy them after loading. Threads with lane & free_lane_mask or
@@ -63,6 +65,7 @@ class SharedAccessPlan:
     duplicates: tuple[tuple[int, int], ...]
     free_lane_mask: int
     free_warp_mask: int
+    gaps: tuple[Gap, ...] = ()
 
 
 def offsets_of(shared: LinearLayout, distributed: LinearLayout) -> dict[str, tuple[int, ...]]:
@@ -93,12 +96,14 @@ def shared_access_plan(
     """
     offsets = offsets_of(shared, distributed)
     others = offsets["lane"] + offsets["warp"]
-    units = [1 << bit for bit in range(shared.in_bits("offset"))]
+    units = units_of(shared)
     max_bits = log2_exact(max(1, max_vector_bits // elem_bits))
     vectors = contiguous_groups(offsets["register"], others, units, max_bits)
     touched = reachable(others)
-    groups = []
+    groups, held = [], frozenset(distributed.registers)
     for registers in vectors.groups:
+        if registers[0] not in held:
+            continue
         offset = f2.combine(offsets["register"], registers[0])
         groups.append(AccessGroup(offset & touched, offset & ~touched, registers))
     return SharedAccessPlan(
@@ -110,7 +115,18 @@ def shared_access_plan(
         vectors.duplicates,
         distributed.free_bits("lane"),
         distributed.free_bits("warp"),
+        gaps(shared),
     )
+
+
+def units_of(shared: LinearLayout) -> list[int]:
+    """Offsets 1, 2, 4, ... up to where one leads out of a granule: vectors exist as a whole."""
+    units = []
+    for bit, step in enumerate(shared.flat("offset")):
+        if step & shared.ragged_mask:
+            break
+        units.append(1 << bit)
+    return units
 
 
 def phase_lanes(access_bytes: int, num_lanes: int = 32) -> int:

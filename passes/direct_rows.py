@@ -12,6 +12,7 @@ from __future__ import annotations
 from minitriton.ir import layouts
 from minitriton.ir.builder import Builder
 from minitriton.ir.encoding import encode
+from minitriton.ir.linear_layout import granule
 from minitriton.ir.mlir import ir
 from minitriton.passes.op_classes import is_elementwise, is_tile
 from minitriton.passes.traversal import Value, attributes_of, defining_op, splat_constant
@@ -41,7 +42,8 @@ def _can_remake(value: Value) -> bool:
 def load_directly(load: ir.Operation, num_warps: int) -> None:
     """Makes every warp load all of the row."""
     (length,) = load.results[0].type.shape
-    row = layouts.blocked((length,), (max(1, length // LANES),), (LANES,), (num_warps,), (0,))
+    each = max(1, granule(length) // LANES)
+    row = layouts.blocked((length,), (each,), (LANES,), (num_warps,), (0,))
     builder = Builder(ir.InsertionPoint(load), load.location)
     made: dict[Value, Value] = {}
     operands = [_remake(value, encode(row), made, builder) for value in load.operands]

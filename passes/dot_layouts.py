@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from minitriton.ir import layouts
 from minitriton.ir.dialect import element_of
 from minitriton.ir.fma_layout import fma_operand
-from minitriton.ir.linear_layout import LinearLayout
+from minitriton.ir.linear_layout import LinearLayout, granule
 from minitriton.ir.mlir import ir
 from minitriton.ir.types import bit_width
 from minitriton.passes.op_classes import is_elementwise
@@ -49,7 +49,7 @@ def plan_dot(op: ir.Operation, num_warps: int, *, wgmma: bool = False) -> DotPla
     a, b, c = (tuple(v.type.shape) for v in op.operands)
     k = a[-1]
     bits = mma_element_bits(op)
-    if bits is not None and k * bits >= 256:
+    if bits is not None and granule(k) * bits >= 256:
         rows_first = (wgmma and suits_warpgroups(op, num_warps)) or _keeps_rows(op)
         warps = _rows_first(c, num_warps) if rows_first else None
         warps = warps or layouts.choose_mma_warps(c, num_warps)
@@ -69,8 +69,8 @@ def _rows_first(shape: tuple[int, ...], num_warps: int) -> tuple[int, ...]:
     """All warps along M as far as it goes, so that each row of the tile stays in one warp."""
     batch = min(shape[0], num_warps) if len(shape) == 3 else 1
     left = num_warps // batch
-    rows = min(left, max(1, shape[-2] // MMA_M))
-    columns = min(left // rows, max(1, shape[-1] // MMA_N))
+    rows = min(left, max(1, granule(shape[-2]) // MMA_M))
+    columns = min(left // rows, max(1, granule(shape[-1]) // MMA_N))
     rows *= left // (rows * columns)  # warps that nothing can use replicate rows
     return (batch, rows, columns) if len(shape) == 3 else (rows, columns)
 

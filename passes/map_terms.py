@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from minitriton.ir.builder import Builder
-from minitriton.ir.matrix_descriptor import operand_span
 from minitriton.ir.mlir import ir
 from minitriton.passes.affine import AffineAnalysis, Polynomial
 from minitriton.passes.tensor_maps import MAX_BOX, MapPlan
@@ -16,10 +15,11 @@ Rebuild = Callable[[Value], Value]
 
 
 def describe(
-    plan: MapPlan, shape: Sequence[int], order: Sequence[int], element: ir.Type,
+    plan: MapPlan, shape: Sequence[int], inner: int, span: int, element: ir.Type,
     analysis: AffineAnalysis,
 ) -> dict[str, Any]:  # fmt: skip
-    """The map of tiles of `shape` as data (ir/tensor_map_specs.py); order: dims, fastest first."""
+    """The map of tiles of `shape` as data (ir/tensor_map_specs.py); inner: the fastest dimension,
+    span: the bytes of a panel."""
 
     def terms(value: Polynomial) -> list[Any]:
         return [
@@ -28,11 +28,10 @@ def describe(
         ]
 
     size = element.width // 8
-    span = operand_span(tuple(shape), tuple(order), size)
     box = [
         1 if d.tile_dim is None
-        else span // size if d.tile_dim == order[0]
-        else min(shape[d.tile_dim], MAX_BOX)
+        else span // size if d.tile_dim == inner
+        else _box_extent(shape[d.tile_dim])
         for d in plan.dims
     ]  # fmt: skip
     return {
@@ -46,6 +45,11 @@ def describe(
         "element": str(element),
         "non_negative": sorted(plan.non_negative),
     }
+
+
+def _box_extent(size: int) -> int:
+    """The largest part of a dimension that a box can have, with equal parts."""
+    return next(extent for extent in range(min(size, MAX_BOX), 0, -1) if size % extent == 0)
 
 
 def evaluate(

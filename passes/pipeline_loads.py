@@ -15,7 +15,6 @@ computed ahead, are left alone; remarks say why.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import prod
 
 from minitriton.ir import layouts
 from minitriton.ir.axis_analysis import AxisFacts, analyse
@@ -24,6 +23,7 @@ from minitriton.ir.dialect import element_of
 from minitriton.ir.encoding import layout_of
 from minitriton.ir.matrix_descriptor import ALIGNMENT
 from minitriton.ir.mlir import ir
+from minitriton.ir.ragged import extent
 from minitriton.ir.target import Target
 from minitriton.ir.types import bit_width
 from minitriton.passes.affine import ONE, AffineAnalysis
@@ -231,12 +231,13 @@ def _stage(loads: list[ir.Operation], facts: _Facts) -> list[Staged]:
         type_ = load.results[0].type
         shape = tuple(type_.shape)
         bits = storage_bits(bit_width(type_.element_type))
-        size = prod(shape) * bits // 8
-        if load in slots:
-            staged.append(Staged(load, slots[load], size, ALIGNMENT, order=order))
-        else:
-            slot = layouts.shared_for_mma_operand(shape, order, bits, _dot_operand(load))
-            staged.append(Staged(load, slot, size))
+        alignment = ALIGNMENT if load in slots else 1
+        slot = slots.get(load) or layouts.shared_for_mma_operand(
+            shape, order, bits, _dot_operand(load)
+        )
+        taken = order if load in slots else ()
+        size = extent(slot) * bits // 8
+        staged.append(Staged(load, slot, size, alignment, order=taken))
     return staged
 
 

@@ -8,8 +8,9 @@ from math import prod
 
 from minitriton.ir.conversion import SharedRoundTrip, plan_conversion, storage_bits
 from minitriton.ir.dialect import MemType, element_of, shape_of
-from minitriton.ir.encoding import layout_of
+from minitriton.ir.encoding import layout_of, mem_layout
 from minitriton.ir.mlir import ir
+from minitriton.ir.ragged import extent
 from minitriton.ir.reduction import plan_reduction, plan_scan
 from minitriton.ir.types import bit_width
 from minitriton.passes.traversal import Value, defining_op, int_attribute
@@ -33,8 +34,9 @@ def element_bytes(type_: ir.Type) -> int:
 
 def buffer_bytes(type_: ir.Type) -> int:
     """Size of a `!mt.mem` buffer with all its slots."""
-    tensor = MemType(type_).tensor_type
-    return prod(tensor.shape) * element_bytes(tensor)
+    tensor, slot = MemType(type_).tensor_type, mem_layout(type_)
+    count = prod(tensor.shape) // prod(slot.shape)
+    return count * extent(slot) * element_bytes(tensor)
 
 
 def _convert(op: ir.Operation) -> Scratch | None:

@@ -26,8 +26,8 @@ from minitriton.ir.conversion import NoMove, RegisterMove, plan_conversion
 from minitriton.ir.dialect import element_of
 from minitriton.ir.encoding import layout_of, mem_type, tile_type
 from minitriton.ir.layouts import bank_conflicts, ldmatrix_plan, shared_access_plan, shared_tma
-from minitriton.ir.linear_layout import LinearLayout
-from minitriton.ir.matrix_descriptor import ALIGNMENT, operand_span
+from minitriton.ir.linear_layout import LinearLayout, granule, hull
+from minitriton.ir.matrix_descriptor import ALIGNMENT, whole_span
 from minitriton.ir.mlir import ir
 from minitriton.ir.register_maps import narrowed
 from minitriton.ir.target import Target
@@ -262,8 +262,8 @@ def pieces_of(
     for axis in order:
         extent = layout.shape[axis]
         least = MIN_ROW_BYTES * 8 // bits if axis == order[0] else 1
-        size, slots = extent, 1
-        while size >= min(least, extent):
+        for size in _sizes(extent, min(least, extent)):
+            slots = 1 if size == extent else 2
             part = narrowed(layout, axis, size)
             slot = None if part is None else _slot(part, order, bits, stmatrix)
             if slot is not None:
@@ -271,15 +271,22 @@ def pieces_of(
                 if each * slots <= room and (slots == 1 or each % ALIGNMENT == 0):
                     return Pieces(axis, size, extent // size, slots, slot, each * slots)
                 reason = f"its pieces do not fit {room} bytes of shared memory"
-            size, slots = size // 2, 2
     raise NotAffine(reason)
+
+
+def _sizes(extent: int, least: int) -> list[int]:
+    """Of a dimension's pieces: all of it, then powers of two."""
+    sizes = [extent, granule(extent) if extent != hull(extent) else extent // 2]
+    while sizes[-1] >= least:
+        sizes.append(sizes[-1] // 2)
+    return sizes[:-1]
 
 
 def _slot(
     part: LinearLayout, order: tuple[int, ...], bits: int, stmatrix: bool
 ) -> LinearLayout | None:
     """The layout in which TMA takes a piece, if writing it there from `part` has no conflicts."""
-    span = operand_span(part.shape, order, bits // 8)
+    span = whole_span(part.shape, order, bits // 8)
     if not span:
         return None
     slot = shared_tma(part.shape, order, bits, span)
@@ -295,7 +302,8 @@ def _rewrite(module: ir.Module, copy: _Copy, analysis: AffineAnalysis, *, repeat
     same argument before."""
     store, pieces = copy.store, copy.pieces
     element = copy.tile.type.element_type
-    spec = describe(copy.map, pieces.slot.shape, copy.order, element, analysis)
+    span = whole_span(pieces.slot.shape, copy.order, element.width // 8)
+    spec = describe(copy.map, pieces.slot.shape, copy.order[0], span, element, analysis)
     attributes = {
         "map": i32_attr(add_spec(module.operation, spec)),
         "dims": ir.DenseI32ArrayAttr.get(copy.map.places),

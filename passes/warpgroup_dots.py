@@ -38,7 +38,7 @@ from minitriton.passes.traversal import (
 GROUP_WARPS = 4
 WARP_ROWS = 16  # of the 64 that an instruction has
 OPERANDS = (ir.F16Type, ir.BF16Type, ir.Float8E4M3FNType, ir.Float8E5M2Type)
-MAX_ACCUMULATORS = 128  # registers per thread; with twice as many everything else is spilled
+MAX_ACCUMULATORS = 192  # registers per thread; with a third more everything else is spilled
 
 
 def available(function: ir.Operation, target: Target, options: PassOptions) -> bool:

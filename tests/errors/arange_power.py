@@ -1,4 +1,4 @@
-"""A range whose length is no power of two."""
+"""A range of a length that no tile has."""
 
 # ruff: noqa
 import minitriton.language as tl

@@ -1,4 +1,4 @@
-"""A block that is no power of two."""
+"""A block of a size that no tile has."""
 
 # ruff: noqa
 import minitriton.language as tl
@@ -6,7 +6,7 @@ from minitriton.frontend.source import DeviceFunction as jit
 
 
 def kernel(p, n):
-    desc = tl.make_tensor_descriptor(p, [n, n], [n, 1], [16, 48])
+    desc = tl.make_tensor_descriptor(p, [n, n], [n, 1], [16, 40])
 
 
 ARGUMENTS = dict(p="*fp32", n="i32")
