@@ -15,6 +15,7 @@ describes, whose memory others may access (`global_order`), or for which there i
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -257,13 +258,14 @@ def pieces_of(
     layout: LinearLayout, order: tuple[int, ...], bits: int, room: int, *, stmatrix: bool
 ) -> Pieces:
     """The largest pieces of a tile in registers that take at most `room` bytes and that threads
-    can write without bank conflicts. Raises NotAffine where there are none."""
+    can write without bank conflicts, in one slot where none fit into two. Raises NotAffine where
+    there are none."""
     reason = "threads cannot write its boxes without bank conflicts"
-    for axis in order:
+    for most, axis in itertools.product((2, 1), order):
         extent = layout.shape[axis]
         least = MIN_ROW_BYTES * 8 // bits if axis == order[0] else 1
         for size in _sizes(extent, min(least, extent)):
-            slots = 1 if size == extent else 2
+            slots = 1 if size == extent else most
             part = narrowed(layout, axis, size)
             slot = None if part is None else _slot(part, order, bits, stmatrix)
             if slot is not None:

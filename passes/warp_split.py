@@ -36,7 +36,7 @@ CONSUMER_WARPS = 8
 # on an H200; more where arithmetic between dots can hide behind other CTAs.
 ONE_DOT_PRODUCTS, PRODUCTS = 1 << 20, 1 << 21
 MAX_RESULTS = 192  # registers per thread for the results of all dots of a loop, of 240
-PIECE_BYTES = 16 * 1024  # of a group's tile on its way out, by TMA; the other multiplies meanwhile
+PIECE_BYTES = 8 * 1024  # of a group's tile on its way out, by TMA; the other multiplies meanwhile
 BARRIER_BYTES = 1024  # all mbarriers of a kernel, at most
 
 
