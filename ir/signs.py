@@ -42,6 +42,8 @@ def is_non_negative(
             return False
         lower, _, step = list(owner.operands)[:3]
         return holds(lower, arguments) and holds(step, arguments)
+    if _is_promised(value):
+        return True
     op = value.owner.operation
     if op.name == "arith.constant":
         return bool(ir.IntegerAttr(op.attributes["value"]).value >= 0)
@@ -51,3 +53,35 @@ def is_non_negative(
     if op.name == "arith.divsi" and positive_divisors:
         count = 1
     return count is not None and all(holds(v, arguments) for v in list(op.operands)[:count])
+
+
+# arith.cmpi predicates with which "value, constant" says that the value is not negative, and from
+# which constant on
+_LEAST = {4: -1, 5: 0}  # sgt, sge
+_MIRRORED = {2: 4, 3: 5}  # slt, sle: "constant, value"
+
+
+def _is_promised(value: ir.Value) -> bool:
+    """Whether a tl.assume, which every run of `value` reaches, says that it is not negative."""
+    for use in value.uses:
+        compare = use.owner.operation
+        if compare.name != "arith.cmpi":
+            continue
+        predicate = ir.IntegerAttr(compare.attributes["predicate"]).value
+        if use.operand_number:
+            predicate = _MIRRORED.get(predicate, -1)
+        bound = compare.operands[1 - use.operand_number]
+        if predicate not in _LEAST or not _is_at_least(bound, _LEAST[predicate]):
+            continue
+        for user in compare.results[0].uses:
+            promise = user.owner.operation
+            if promise.name == "mt.assume" and promise.block == value.owner.operation.block:
+                return True
+    return False
+
+
+def _is_at_least(value: ir.Value, least: int) -> bool:
+    if isinstance(value, ir.BlockArgument):
+        return False
+    op = value.owner.operation
+    return op.name == "arith.constant" and ir.IntegerAttr(op.attributes["value"]).value >= least

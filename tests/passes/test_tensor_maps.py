@@ -110,6 +110,22 @@ def test_what_no_tensor_map_describes(kernel, kind, reason):
 
 
 @pytest.mark.parametrize(
+    ("promise", "count"),
+    [("rows >= 0", 2), ("0 <= rows", 2), ("rows > -1", 2), ("rows > -2", 1), ("rows < 9", 1),
+     ("sometimes", 1)],
+)  # fmt: skip
+def test_promises_about_loaded_numbers(kernel, promise, count):
+    """tl.assume: the row that is loaded, where the copies begin, is not negative."""
+    kern = kernel(
+        tma_kernels.odd_masks, **MATRICES, **STRIDES, lengths="*i32", KIND=3, PROMISE=promise,
+        target="sm_90a",
+    )  # fmt: skip
+    a, b, c = halves(64, 144), halves(144, 64), np.zeros((64, 64), np.float32)
+    module = kern.check([a, b, c, np.array([4], np.int32)], [64, 64, 144, 144, 64])
+    assert boxes(module) == count
+
+
+@pytest.mark.parametrize(
     ("changed", "count"),
     [
         ({}, 2),
