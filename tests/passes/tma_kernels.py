@@ -79,14 +79,14 @@ def slices(a, b, c, M, N, K, sa, sb, slice):
     tl.store(c + tl.program_id(2) * M * N + rm[:, None] * N + rn[None, :], acc, mask=inside)
 
 
-def odd_masks(a, b, c, lengths, M, N, K, sa, sb, KIND: tl.constexpr, PROMISE: tl.constexpr = ""):
+def odd_masks(a, b, c, lengths, M, N, K, sa, sb, KIND: tl.constexpr, PROMISE: tl.constexpr):
     """A mask or address of A that no tensor map has, unless a promise helps."""
     rm, rn, rk = tl.arange(0, B), tl.arange(0, B), tl.arange(0, B)
     rows = tl.load(lengths)
     if PROMISE == "rows >= 0":
         tl.assume(rows >= 0)
     elif PROMISE == "0 <= rows":
-        tl.assume(0 <= rows)
+        tl.assume(0 <= rows)  # noqa: SIM300
     elif PROMISE == "rows > -1":
         tl.assume(rows > -1)
     elif PROMISE == "rows > -2":
@@ -94,7 +94,7 @@ def odd_masks(a, b, c, lengths, M, N, K, sa, sb, KIND: tl.constexpr, PROMISE: tl
     elif PROMISE == "rows < 9":
         tl.assume(rows < 9)
     elif PROMISE == "sometimes":
-        if M > 5:
+        if M > 5:  # noqa: SIM102
             tl.assume(rows >= 0)
     acc = tl.zeros((B, B), tl.float32)
     for k in range(0, tl.cdiv(K, B)):
