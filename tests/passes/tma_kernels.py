@@ -93,8 +93,8 @@ def odd_masks(a, b, c, lengths, M, N, K, sa, sb, KIND: tl.constexpr, PROMISE: tl
         tl.assume(rows > -2)
     elif PROMISE == "rows < 9":
         tl.assume(rows < 9)
-    elif PROMISE == "sometimes":
-        if M > 5:  # noqa: SIM102
+    elif PROMISE == "sometimes":  # noqa: SIM102
+        if M > 5:
             tl.assume(rows >= 0)
     acc = tl.zeros((B, B), tl.float32)
     for k in range(0, tl.cdiv(K, B)):
