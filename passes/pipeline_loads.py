@@ -30,6 +30,7 @@ from minitriton.passes.affine import ONE, AffineAnalysis
 from minitriton.passes.ahead_of_time import AheadOfTime
 from minitriton.passes.dead_arguments import pass_through_dead_arguments
 from minitriton.passes.global_order import may_overwrite
+from minitriton.passes.held_operands import Brought, bring_in
 from minitriton.passes.multi_buffer import Staged, is_fixed, rewrite_loop
 from minitriton.passes.op_classes import is_elementwise, is_tile, widens
 from minitriton.passes.remarks import add_remark
@@ -40,12 +41,11 @@ from minitriton.passes.tensor_maps import plan as plan_map
 from minitriton.passes.tile_pass import PassOptions
 from minitriton.passes.tma_copies import atoms_of
 from minitriton.passes.traversal import (
-    defining_op,
+    fills_with_zero,
     int_array,
     int_attribute,
     kernel_of,
     ops_of,
-    splat_constant,
     walk,
 )
 from minitriton.passes.warp_split import WarpSplit
@@ -60,6 +60,8 @@ def run(module: ir.Module, target: Target, options: PassOptions) -> None:
     if not options.pipeline_loads or not target.has("cp_async"):
         return
     function = kernel_of(module)
+    entry = function.regions[0].blocks[0]
+    num_warps = int_attribute(module.operation, "mt.num_warps")
     loops = [op for op in walk(function) if op.name == "scf.for"]
     default = int_attribute(module.operation, "mt.num_stages", 1)
     facts = analyse(function) if loops else AxisFacts()
@@ -67,9 +69,17 @@ def run(module: ir.Module, target: Target, options: PassOptions) -> None:
     tma = options.tma and target.has("tma")
     changed = False
     warps = WarpSplit(module, target, options)
-    for loop in loops:
-        stages = int_attribute(loop, "mt.num_stages", default)
-        changed |= _pipeline(module, loop, stages, facts, target, wgmma, tma, warps)
+    counts = [int_attribute(loop, "mt.num_stages", default) for loop in loops]
+    held = [
+        bring_in(loop, entry, num_warps) if wgmma and stages > 1 else None
+        for loop, stages in zip(loops, counts, strict=True)
+    ]
+    for loop, stages, brought in zip(loops, counts, held, strict=True):
+        done = _pipeline(module, loop, stages, facts, target, wgmma, tma, warps, brought)
+        if brought is not None and not done:
+            brought.put_back()
+            done = _pipeline(module, loop, stages, facts, target, wgmma, tma, warps)
+        changed |= done
     warps.finish()
     if changed:
         pass_through_dead_arguments(function.regions[0].blocks[0])
@@ -86,6 +96,7 @@ def _pipeline(
     wgmma: bool,
     tma: bool,
     warps: WarpSplit,
+    brought: Brought | None = None,
 ) -> bool:
     feeding = [
         op
@@ -106,7 +117,7 @@ def _pipeline(
     ahead = AheadOfTime(loop, loads=not may_overwrite(loop, scalars, entry))
     analysis = AffineAnalysis(entry)
     staged = _staged(module, feeding, _Facts(ahead, facts, analysis, wgmma, tma))
-    if not staged:
+    if not staged or (brought is not None and not brought.loads <= {s.load for s in staged}):
         return False
     for s in staged:
         ahead.carry(list(s.load.operands)[:2] if s.map is None else atoms_of(s.map, analysis))
@@ -178,10 +189,9 @@ def _refusal(load: ir.Operation, ahead: AheadOfTime) -> str | None:
     """Why a load cannot become an asynchronous copy; None if it can."""
     if "volatile" in load.attributes:
         return "it is volatile"
-    operands = list(load.operands)
-    if len(operands) == 3 and not _is_zero(operands[2]):
+    if not fills_with_zero(load):
         return "masked elements are not zero"
-    if not ahead.qualifies(operands[:2]):
+    if not ahead.qualifies(list(load.operands)[:2]):
         return "its address or mask depends on values loaded or computed in the loop"
     return None
 
@@ -189,16 +199,6 @@ def _refusal(load: ir.Operation, ahead: AheadOfTime) -> str | None:
 def _is_narrow(load: ir.Operation, facts: AxisFacts) -> bool:
     """Whether no copy by threads is wide enough."""
     return _fastest(load, facts)[1] < MIN_COPY_BYTES
-
-
-def _is_zero(value: ir.Value) -> bool:
-    constant = splat_constant(defining_op(value))
-    if constant is None:
-        return False
-    if isinstance(constant, ir.IntegerAttr):
-        return ir.IntegerAttr(constant).value == 0
-    number = ir.FloatAttr(constant).value
-    return number == 0 and str(number)[0] != "-"  # cp.async fills with +0
 
 
 def _fastest(load: ir.Operation, facts: AxisFacts) -> tuple[int, int]:

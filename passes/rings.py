@@ -57,22 +57,30 @@ Groups = tuple[tuple[SlotSpec, ...], ...]
 @dataclass
 class RingSet:
     """The rings of a loop. `initial`: (slot, parity) at the kernel's start; `state`: where the last
-    loop left them; `around`: the loops that carry them, outer ones first."""
+    loop left them; `once`: for tiles that are copied once for a loop; `around`: the loops that
+    carry them, outer ones first."""
 
     rings: list[Ring]
     stages: int
     initial: tuple[Value, Value]
     state: tuple[Value, Value]
+    once: bool
     around: list[_Carrier] = field(default_factory=list)
 
-    def enter(self, loop: ir.Operation) -> None:
+    def enter(self, loop: ir.Operation, others: Sequence[RingSet]) -> None:
         """Carries the state through the loops around `loop`, so that it goes on in each of their
-        iterations where the last one stopped."""
+        iterations where the last one stopped. others: the kernel's other rings, which such loops,
+        made anew, may carry, too."""
         self.leave(loop)
         for parent in reversed(_loops_around(loop)):
-            if all(carrier.loop != parent for carrier in self.around):
-                self.around.append(_Carrier.of(parent, self.state))
-                self.state = self.around[-1].arguments
+            if any(carrier.loop == parent for carrier in self.around):
+                continue
+            sharing = [c for other in others for c in other.around if c.loop == parent]
+            made = _Carrier.of(parent, self.state)
+            for carrier in sharing:
+                carrier.loop = made.loop
+            self.around.append(made)
+            self.state = made.arguments
 
     def leave(self, loop: ir.Operation | None = None) -> None:
         """After loops that are not around `loop`, which is next: the state that they end with."""
@@ -88,11 +96,12 @@ class RingSet:
             state = carrier.results
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Carrier:
-    """A loop that carries the state of rings as its last two iter args."""
+    """A loop that carries the state of rings as two iter args, of which `place` is the first."""
 
     loop: ir.Operation
+    place: int
 
     @staticmethod
     def of(loop: ir.Operation, state: tuple[Value, Value]) -> _Carrier:
@@ -104,23 +113,22 @@ class _Carrier:
         )
         end.erase()
         give_results(loop, new)
+        place = len(loop.results)
         loop.erase()
-        return _Carrier(new)
+        return _Carrier(new, place)
 
     @property
     def arguments(self) -> tuple[Value, Value]:
-        *_, slot, parity = self.loop.regions[0].blocks[0].arguments
-        return slot, parity
+        _, *carried = self.loop.regions[0].blocks[0].arguments
+        return carried[self.place], carried[self.place + 1]
 
     @property
     def results(self) -> tuple[Value, Value]:
-        *_, slot, parity = self.loop.results
-        return slot, parity
+        return self.loop.results[self.place], self.loop.results[self.place + 1]
 
     def yields(self, state: tuple[Value, Value]) -> None:
         end = terminator_of(self.loop.regions[0].blocks[0])
-        count = len(end.operands)
-        end.operands[count - 2], end.operands[count - 1] = state
+        end.operands[self.place], end.operands[self.place + 1] = state
 
 
 def _loops_around(loop: ir.Operation) -> list[ir.Operation]:
@@ -151,17 +159,19 @@ class Rings:
         """The mt.split_warps of the kernel, if it has rings."""
         return self._split
 
-    def known(self, groups: Groups, stages: int, loop: ir.Operation) -> RingSet | None:
+    def known(
+        self, groups: Groups, stages: int, loop: ir.Operation, *, once: bool
+    ) -> RingSet | None:
         """The rings of an earlier loop with such buffers, of at most so many slots, that come to
-        `loop` on every path."""
+        `loop` on every path; those for tiles copied once are apart."""
         for slots, found in self._sets:
-            if slots == groups and found.stages <= stages:
+            if slots == groups and found.once == once and found.stages <= stages:
                 found.leave(loop)
                 if _reaches(found.state[1], loop):
                     return found
         return None
 
-    def make(self, groups: Groups, stages: int) -> RingSet:
+    def make(self, groups: Groups, stages: int, *, once: bool) -> RingSet:
         """New rings for a loop that has no earlier one like it."""
         function = kernel_of(self._module)
         if self._split is None:
@@ -178,7 +188,7 @@ class Rings:
                 ends.create("mt.local_dealloc", [], [value])
         i32 = ir.IntegerType.get_signless(32)
         initial = (builder.constant(i32, 0), builder.constant(i32, 0))
-        made = RingSet(rings, stages, initial, initial)
+        made = RingSet(rings, stages, initial, initial, once)
         self._sets.append((groups, made))
         return made
 

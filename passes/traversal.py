@@ -97,3 +97,16 @@ def integer_constant(value: Value) -> int | None:
     if attribute is not None and isinstance(attribute, ir.IntegerAttr):
         return ir.IntegerAttr(attribute).value
     return None
+
+
+def fills_with_zero(load: ir.Operation) -> bool:
+    """Whether an mt.load, where its mask is false, gives +0 as an asynchronous copy does."""
+    if len(load.operands) < 3:
+        return True
+    constant = splat_constant(defining_op(load.operands[2]))
+    if constant is None:
+        return False
+    if isinstance(constant, ir.IntegerAttr):
+        return bool(ir.IntegerAttr(constant).value == 0)
+    number = ir.FloatAttr(constant).value
+    return bool(number == 0 and str(number)[0] != "-")

@@ -68,11 +68,12 @@ class WarpSplit:
             reason = "some tiles never change" if fixed or rows else None
             reason = reason or ping_pong.refusal(self._module, loop, staged)
         if reason is None:
-            moving = [s for s in staged if s not in fixed]
+            moving = groups_of(loop, [s for s in staged if s not in fixed])
             fixed = [s for s in staged if s in fixed]
-            once = self._rows([fixed], 1, loop) if fixed else None
-            each = self._rows(groups_of(loop, moving), stages, loop)
-            if each is not None and (once is not None or not fixed):
+            fitting = self._stages(moving, stages, loop, fixed)
+            if fitting:
+                once = self._rows([fixed], 1, loop, once=True) if fixed else None
+                each = self._rows(moving, fitting, loop, once=False)
                 for s in rows:
                     load_directly(s.load, CONSUMER_WARPS)
                 made, turns = specialize_loop(self._module, loop, each, once, ahead, analysis)
@@ -89,19 +90,30 @@ class WarpSplit:
         add_remark(self._module, loop, f"not warp specialised: {reason}")
         return False
 
+    def _stages(
+        self, groups: Sequence[Sequence[Staged]], stages: int, loop: ir.Operation,
+        fixed: Sequence[Staged],
+    ) -> int:  # fmt: skip
+        """How many slots rings for loads have, old ones or new ones beside the tiles of `fixed`; 0
+        where too few fit."""
+        loads = [s for group in groups for s in group]
+        room = self._room([*loads, *fixed])
+        if fixed and self._rings.known(slots_of([fixed]), 1, loop, once=True) is None:
+            room -= sum(s.bytes for s in fixed)
+        rings = self._rings.known(slots_of(groups), stages, loop, once=False)
+        if rings is not None:
+            return rings.stages if room >= 0 else 0
+        fitting = min(stages, room // sum(s.bytes for s in loads))
+        return fitting if fitting >= min(stages, 2) else 0
+
     def _rows(
-        self, groups: Sequence[Sequence[Staged]], stages: int, loop: ir.Operation
-    ) -> Rows | None:
-        """Rings for loads, old or new; None where they do not fit."""
+        self, groups: Sequence[Sequence[Staged]], stages: int, loop: ir.Operation, *, once: bool
+    ) -> Rows:
+        """Rings for loads, old ones or new ones."""
         slots = slots_of(groups)
-        rings = self._rings.known(slots, stages, loop)
-        if rings is None:
-            loads = [s for group in groups for s in group]
-            fitting = min(stages, self._room(loads) // sum(s.bytes for s in loads))
-            if fitting < min(stages, 2):
-                return None
-            rings = self._rings.make(slots, fitting)
-        rings.enter(loop)
+        rings = self._rings.known(slots, stages, loop, once=once)
+        rings = rings or self._rings.make(slots, stages, once=once)
+        rings.enter(loop, [other for other in self._rings.sets if other is not rings])
         return Rows(groups, rings)
 
     def finish(self) -> None:

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import minitriton as triton
+from minitriton.bench.sources import attentions
 from tests.kernels.test_warp_split import NAN, is_split
 from tests.passes import ring_kernels
 
@@ -108,3 +109,35 @@ def test_two_products_in_a_loop(device):
     c = torch.full((128, 256), NAN, device=device)
     compiled = two_products_kernel[(1,)](a, b, c, n, 128, 128, 128, 64, **HOPPER)
     assert is_split(compiled) and (c.double() - a.double() @ b.double()).abs().max() < 1e-3
+
+
+@pytest.mark.parametrize("group", [1, 2])
+@pytest.mark.parametrize("causal", [True, False])
+def test_gradients_of_attention_from_plain_source(device, causal, group):
+    """Keys and values, loaded before loops in a loop, are copied once for each of these."""
+    tokens, heads, d, scale = 256, 2, 128, 128**-0.5
+    q, grad = (halves(device, 1, tokens, heads, d) for _ in "qg")
+    k, v = (halves(device, 1, tokens, heads // group, d) for _ in "kv")
+    wide = [x.double().transpose(1, 2).requires_grad_() for x in (q, k, v)]
+    scores = wide[0] @ wide[1].repeat_interleave(group, 1).transpose(2, 3) * scale
+    if causal:
+        scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -float("inf"))
+    out = torch.softmax(scores, 3) @ wide[2].repeat_interleave(group, 1)
+    expected = torch.autograd.grad(out, wide, grad.double().transpose(1, 2))
+    lse = torch.logsumexp(scores, 3).mul(1 / 0.6931471805599453).float()
+    delta = (out * grad.double().transpose(1, 2)).sum(3).float()
+    dq, dk, dv = (torch.full_like(x, NAN) for x in (q, k, v))
+    shared = (q, k, v, grad, lse.contiguous(), delta.contiguous())
+    rest = (scale, heads, tokens, *q.stride()[:3], *k.stride()[:3], d)
+    made = [
+        attentions.attention_keys_kernel[(2, heads // group)](
+            *shared, dk, dv, *rest, 64, 128, group, causal, num_warps=8, num_stages=3
+        ),
+        attentions.attention_queries_kernel[(2, heads)](
+            *shared, dq, *rest, 128, 128, group, causal, num_warps=8, num_stages=2
+        ),
+    ]
+    assert all(is_split(kernel, kernel.persistent) for kernel in made)
+    for mine, right in zip((dq, dk, dv), expected, strict=True):
+        error = (mine.double() - right.transpose(1, 2)).norm() / right.norm()
+        assert error < 2e-3

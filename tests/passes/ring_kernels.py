@@ -192,3 +192,36 @@ def gradient(
             p = p * tl.load(row + at + n, mask=at < n, other=0.0)[None, :]
         total = tl.dot(p.to(tl.float16), grad, total)
     tl.store(out + rn[:, None] * D + rd[None, :], total)
+
+
+def held_operand(
+    q, k, out, T, BM: tl.constexpr, BN: tl.constexpr, D: tl.constexpr, KIND: tl.constexpr
+):  # fmt: skip
+    """A tile of keys that all tiles of queries are multiplied by; KIND: what else there is."""
+    rm, rn, rd = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, D)
+    at = rn[:, None] * D + rd[None, :]
+    if KIND == "masked":
+        keys = tl.load(k + at, mask=rn[:, None] < T, other=0.0)
+    elif KIND == "masked with ones":
+        keys = tl.load(k + at, mask=rn[:, None] < T, other=1.0)
+    elif KIND == "volatile":
+        keys = tl.load(k + at, volatile=True)
+    else:
+        keys = tl.load(k + at)
+    if KIND == "a write between":
+        tl.store(k + at, tl.zeros((BN, D), tl.float16))
+    acc = tl.zeros((BN, D), tl.float32)
+    for part in range(0, 2 if KIND == "nested" else 1):
+        for start in range(part * BM, T, 2 * BM if KIND == "nested" else BM):
+            x = tl.load(q + (start + rm)[:, None] * D + rd[None, :])
+            p = tl.dot(keys, tl.trans(x))
+            acc = tl.dot(p.to(tl.float16), x, acc)
+            if KIND == "a write inside":
+                tl.store(out + at, acc)
+    if KIND == "used elsewhere":
+        acc += keys.to(tl.float32)
+    if KIND == "two loops":
+        for start in range(0, T, BM):
+            x = tl.load(q + (start + rm)[:, None] * D + rd[None, :])
+            acc = tl.dot(tl.dot(keys, tl.trans(x)).to(tl.float16), x, acc)
+    tl.store(out + at, acc)
