@@ -230,6 +230,42 @@ def test_matmul_of_special_warps(device):
         assert what in remarks
 
 
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("b_t", [False, True], ids=["kn", "nk"])
+def test_threads_copy_for_warpgroups(device, monkeypatch, b_t):
+    """They put the panels of B where wgmma looks for them, without the hull's gaps."""
+    monkeypatch.setenv("MINITRITON_TMA", "0")
+    compiled = run_matmul(
+        device, (128, 192, 400), (64, 96, 128), b_t=b_t, num_warps=4, num_stages=2
+    )
+    text = compiled.asm["ptx"]
+    assert "n96k16" in text and "cp.async.cg" in text and "bulk" not in text
+
+
+@triton.jit
+def unmasked_kernel(
+    a_ptr, b_ptr, c_ptr, K, M: tl.constexpr, N: tl.constexpr, BLOCK_K: tl.constexpr
+):  # fmt: skip
+    i, j, k = tl.arange(0, M), tl.arange(0, N), tl.arange(0, BLOCK_K)
+    acc = tl.zeros((M, N), tl.float32)
+    for start in range(0, K, BLOCK_K):
+        a = tl.load(a_ptr + i[:, None] * K + (start + k)[None, :])
+        b = tl.load(b_ptr + (start + k)[:, None] * N + j[None, :])
+        acc = tl.dot(a, b, acc)
+    tl.store(c_ptr + i[:, None] * N + j[None, :], acc)
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("n", [48, 96, 160, 176])
+def test_boxes_end_with_the_tile(device, n):
+    """Beyond the last column of the last row there is no memory."""
+    a, b = torch.randn(64, 256, device=device).half(), torch.randn(256, n, device=device).half()
+    c = torch.empty(64, n, device=device)
+    compiled = unmasked_kernel[(1,)](a, b, c, 256, 64, n, 64, num_warps=4, num_stages=2)
+    torch.testing.assert_close(c, a.float() @ b.float(), rtol=1e-3, atol=1e-3)
+    assert f"n{n}k16" in compiled.asm["ptx"] and "cp.async.bulk.tensor" in compiled.asm["ptx"]
+
+
 @triton.jit
 def attention_kernel(
     q_ptr, k_ptr, v_ptr, o_ptr, scale, tokens, stride_m, stride_h,
