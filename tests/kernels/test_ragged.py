@@ -203,6 +203,7 @@ def test_matmul(device, blocks, warps, stages, b_t):
 HOPPER = [  # blocks, warps, instructions
     ((128, 192, 64), 8, "n192k16"), ((64, 176, 64), 4, "n176k16"), ((128, 160, 128), 8, "n160k16"),
     ((64, 96, 48), 4, "n96k16"), ((192, 64, 32), 4, "n64k16"), ((64, 48, 64), 4, "n48k16"),
+    ((320, 48, 32), 4, "n48k16"),  # A comes in boxes of 160 rows
 ]  # fmt: skip
 
 
