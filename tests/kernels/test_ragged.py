@@ -5,6 +5,7 @@ import torch
 
 import minitriton as triton
 import minitriton.language as tl
+from minitriton.tools.tensor_descriptor import TensorDescriptor
 
 
 @triton.jit
@@ -349,6 +350,20 @@ def descriptor_kernel(
     y = tl.make_tensor_descriptor(y_ptr, [m, n], [n, 1], [BLOCK_M, BLOCK_N])
     at = [tl.program_id(0) * BLOCK_M, tl.program_id(1) * BLOCK_N]
     y.store(at, x.load(at) + 1)
+
+
+@triton.jit
+def described_kernel(x, y, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    at = [tl.program_id(0) * BLOCK_M, tl.program_id(1) * BLOCK_N]
+    y.store(at, x.load(at) * 2)
+
+
+def test_descriptors_of_the_host(device):
+    x = torch.randn(100, 144, device=device)
+    y = torch.empty_like(x)
+    of = TensorDescriptor.from_tensor
+    described_kernel[3, 2](of(x, [48, 96]), of(y, [48, 96]), 48, 96)
+    assert torch.equal(y, x * 2)
 
 
 @pytest.mark.parametrize("blocks", [(16, 48), (80, 64)], ids=str)
