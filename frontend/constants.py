@@ -15,10 +15,9 @@ from minitriton.frontend.errors_semantic import (
 )
 from minitriton.frontend.values import unwrap
 from minitriton.ir import dtypes
-from minitriton.ir.linear_layout import hull
+from minitriton.ir.linear_layout import SIZE_STEP, hull, is_tile_size
 
 MAX_ELEMENTS = 1 << 20
-SIZE_STEP = 16  # of sizes that are no powers of two: lanes share 16 elements along a dimension
 
 
 def integer(value: Any, what: str) -> int:
@@ -51,7 +50,7 @@ def shape(value: Any, what: str = "a shape") -> tuple[int, ...]:
 
 def tile_size(value: int, what: str) -> None:
     """A mistake unless a tile can have so many elements along a dimension."""
-    if value <= 0 or (value != hull(value) and value % SIZE_STEP):
+    if not is_tile_size(value):
         raise TileSize(what, value, SIZE_STEP)
 
 

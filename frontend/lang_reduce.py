@@ -77,7 +77,7 @@ def _reduced(
     rank = len(values[0].shape)
     keep = constants.flag(keep_dims, "keep_dims")
     if unwrap(axis) is None:
-        while segments(shape := values[0].shape) != [prod(shape)] and len(shape) > 1:
+        while segments(shape := values[0].shape) != segments([prod(shape)]):  # cannot be one row
             values = _fold("mt.reduce", values, len(shape) - 1, combine, {})
         values, position, kept = [ravel(v) for v in values], 0, (1,) * rank
     else:

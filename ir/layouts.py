@@ -180,9 +180,7 @@ def mma_operand(
     free = rank - 2 if op_index == 0 else rank - 1
     packed = 32 // elem_bits
     if granule(shape[k]) < 8 * packed:
-        raise ValueError(
-            f"a dot of {elem_bits}-bit elements needs K >= {8 * packed}, in steps of it"
-        )
+        raise ValueError(f"a dot of {elem_bits}-bit elements needs K >= {8 * packed} in such steps")
     walk = _Walk(shape)
     register = walk.take(k, packed)
     lane = walk.take(k, 4) + walk.take(free, 8)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 DISTRIBUTED = ("register", "lane", "warp")
 SHARED = ("offset",)
+SIZE_STEP = 16  # of sizes that are no powers of two: lanes share 16 elements along a dimension
 
 
 def hull(size: int) -> int:
@@ -38,6 +39,11 @@ def hull(size: int) -> int:
 def granule(size: int) -> int:
     """The largest power of two that divides `size`."""
     return size & -size
+
+
+def is_tile_size(size: int) -> bool:
+    """Whether a tile can have so many elements along a dimension."""
+    return size > 0 and (size == hull(size) or size % SIZE_STEP == 0)
 
 
 def log2_exact(size: int) -> int:

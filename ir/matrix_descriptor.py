@@ -80,15 +80,6 @@ def matrix_descriptor(
 
 
 def operand_span(shape: tuple[int, ...], order: tuple[int, ...], size: int = 2) -> int:
-    """Bytes of the widest swizzle that a row along order[0] fills; 0 where it fills none. The last
-    panel of a row that is no power of two may go beyond its end."""
-    inner = shape[order[0]] * size
-    if inner < 128:
-        return whole_span(shape, order, size)
-    return 128
-
-
-def whole_span(shape: tuple[int, ...], order: tuple[int, ...], size: int) -> int:
-    """The same of panels that end with the row."""
+    """Bytes of the widest swizzle whose panels fill a row along order[0]; 0 where none do."""
     unit = granule(shape[order[0]]) * size
     return min(128, unit) if unit >= 32 else 0

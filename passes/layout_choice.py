@@ -68,8 +68,6 @@ class LayoutChoice:
         if name == "mt.scan" and not is_scannable(layout, axis):
             return scan_layout(layout, axis)
         if name == "mt.reduce" and not is_separable(layout, axis):
-            if layout.is_ragged:
-                return self.access.default(layout.shape)
             return scan_layout(layout, axis)
         return layout
 

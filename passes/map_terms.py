@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from minitriton.ir.builder import Builder
+from minitriton.ir.matrix_descriptor import operand_span
 from minitriton.ir.mlir import ir
 from minitriton.passes.affine import AffineAnalysis, Polynomial
 from minitriton.passes.tensor_maps import MAX_BOX, MapPlan
@@ -15,11 +16,10 @@ Rebuild = Callable[[Value], Value]
 
 
 def describe(
-    plan: MapPlan, shape: Sequence[int], inner: int, span: int, element: ir.Type,
+    plan: MapPlan, shape: Sequence[int], order: Sequence[int], element: ir.Type,
     analysis: AffineAnalysis,
 ) -> dict[str, Any]:  # fmt: skip
-    """The map of tiles of `shape` as data (ir/tensor_map_specs.py); inner: the fastest dimension,
-    span: the bytes of a panel."""
+    """The map of tiles of `shape` as data (ir/tensor_map_specs.py); order: dims, fastest first."""
 
     def terms(value: Polynomial) -> list[Any]:
         return [
@@ -28,9 +28,10 @@ def describe(
         ]
 
     size = element.width // 8
+    span = operand_span(tuple(shape), tuple(order), size)
     box = [
         1 if d.tile_dim is None
-        else span // size if d.tile_dim == inner
+        else span // size if d.tile_dim == order[0]
         else _box_extent(shape[d.tile_dim])
         for d in plan.dims
     ]  # fmt: skip

@@ -72,7 +72,7 @@ def _atomic(op: ir.Operation) -> Scratch | None:
         return Scratch(SCALAR_BROADCAST_BYTES, True)
     layout = layout_of(result.type)
     if layout.free_bits("lane") or layout.free_bits("warp"):
-        return Scratch(prod(result.type.shape) * element_bytes(result.type), True)
+        return Scratch(prod(layout.hulls) * element_bytes(result.type), True)
     return None
 
 

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from minitriton.ir.builder import Builder, i32_attr
-from minitriton.ir.matrix_descriptor import operand_span
 from minitriton.ir.mlir import ir
 from minitriton.ir.tensor_map_specs import add_spec
 from minitriton.passes.affine import AffineAnalysis
@@ -123,6 +122,4 @@ def described(buffer: Mapped, analysis: AffineAnalysis) -> dict[str, Any]:
     plan = buffer.map
     assert plan is not None, "only what a tensor map describes is copied"
     type_ = buffer.load.results[0].type
-    shape, element = tuple(type_.shape), type_.element_type
-    span = operand_span(shape, buffer.order, element.width // 8)
-    return describe(plan, shape, buffer.order[0], span, element, analysis)
+    return describe(plan, tuple(type_.shape), buffer.order, type_.element_type, analysis)

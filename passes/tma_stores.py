@@ -28,7 +28,7 @@ from minitriton.ir.dialect import element_of
 from minitriton.ir.encoding import layout_of, mem_type, tile_type
 from minitriton.ir.layouts import bank_conflicts, ldmatrix_plan, shared_access_plan, shared_tma
 from minitriton.ir.linear_layout import LinearLayout, granule, hull
-from minitriton.ir.matrix_descriptor import ALIGNMENT, whole_span
+from minitriton.ir.matrix_descriptor import ALIGNMENT, operand_span
 from minitriton.ir.mlir import ir
 from minitriton.ir.register_maps import narrowed
 from minitriton.ir.target import Target
@@ -288,7 +288,7 @@ def _slot(
     part: LinearLayout, order: tuple[int, ...], bits: int, stmatrix: bool
 ) -> LinearLayout | None:
     """The layout in which TMA takes a piece, if writing it there from `part` has no conflicts."""
-    span = whole_span(part.shape, order, bits // 8)
+    span = operand_span(part.shape, order, bits // 8)
     if not span:
         return None
     slot = shared_tma(part.shape, order, bits, span)
@@ -304,8 +304,7 @@ def _rewrite(module: ir.Module, copy: _Copy, analysis: AffineAnalysis, *, repeat
     same argument before."""
     store, pieces = copy.store, copy.pieces
     element = copy.tile.type.element_type
-    span = whole_span(pieces.slot.shape, copy.order, element.width // 8)
-    spec = describe(copy.map, pieces.slot.shape, copy.order[0], span, element, analysis)
+    spec = describe(copy.map, pieces.slot.shape, copy.order, element, analysis)
     attributes = {
         "map": i32_attr(add_spec(module.operation, spec)),
         "dims": ir.DenseI32ArrayAttr.get(copy.map.places),

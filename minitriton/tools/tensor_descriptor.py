@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from minitriton.frontend.signature import Blocks, ParamSpec
+from minitriton.ir.linear_layout import SIZE_STEP, is_tile_size
 from minitriton.runtime.arguments import ITEM_BYTES, Argument, classify, refuse
 
 ALIGNMENT = 16  # bytes: of the base, of all strides but the last, and of a block's rows at least
@@ -20,7 +21,7 @@ class TensorDescriptor:
     """An array of 1 to 5 dimensions, and the shape of the blocks in which a kernel accesses it.
 
     base: a tensor or array, aligned to 16 bytes; shape: sizes below 2^31; strides: in elements,
-    multiples of 16 bytes but for the last, which is 1; block_shape: powers of two; padding: what
+    multiples of 16 bytes but for the last, which is 1; block_shape: of a tile; padding: what
     lies outside the array reads as, "zero" or "nan". The fields may be changed between launches
     (a `pre_hook` of `autotune` sets `block_shape`, for one); each launch checks them again.
     ArgumentError names the field, or the kernel's parameter. A kernel is compiled anew for another
@@ -123,8 +124,9 @@ def _check_fields(name: str, value: TensorDescriptor) -> None:
     if any(not 0 <= size <= MAX_SIZE for size in value.shape):
         refuse(f"{prefix}shape", f"{list(value.shape)}", "sizes must be within 0 and 2^31 - 1")
     blocks = list(value.block_shape)
-    if any(size <= 0 or size & (size - 1) for size in blocks):
-        refuse(f"{prefix}block_shape", f"{blocks}", "its numbers must be powers of two")
+    if not all(map(is_tile_size, blocks)):
+        fix = f"its numbers must be powers of two or multiples of {SIZE_STEP}"
+        refuse(f"{prefix}block_shape", f"{blocks}", fix)
     if math.prod(blocks) > MAX_ELEMENTS:
         refuse(f"{prefix}block_shape", f"{blocks}", f"a block has at most {MAX_ELEMENTS} elements")
     if value.strides[-1] != 1:

@@ -70,7 +70,7 @@ def elements(layout):
     return np.ravel_multi_index(tuple(np.moveaxis(coordinates(layout), -1, 0)), layout.shape)
 
 
-@settings(max_examples=200)
+@settings(max_examples=50)
 @given(st.data())
 def test_registers_hold_each_element_and_nothing_else(data):
     shape = data.draw(ragged_shapes())
@@ -110,7 +110,7 @@ def test_blocks_are_tiles_of_powers_of_two(data):
     assert sorted(r for b in blocks(layout) for r in b) == sorted(layout.registers)
 
 
-@settings(max_examples=200)
+@settings(max_examples=150)
 @given(st.data())
 def test_conversions_deliver_every_element(data):
     shape, warps = data.draw(ragged_shapes()), data.draw(st.sampled_from((1, 4, 8)))
@@ -207,7 +207,7 @@ def slots(draw):
     return shared_tma(shape, order, bits, span), bits
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(slots())
 def test_elements_have_places_of_their_own(slot):
     shared, _ = slot
@@ -227,7 +227,7 @@ def test_gaps():
     assert gaps(shared_tma((64, 256), (1, 0), 16, 128)) == ()
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(st.data())
 def test_accesses_reach_the_places(data):
     """What threads write, place by place, other threads read."""

@@ -5,6 +5,7 @@ import torch
 
 import minitriton as triton
 import minitriton.language as tl
+from minitriton.tools.tensor_descriptor import TensorDescriptor
 
 
 @triton.jit
@@ -203,6 +204,7 @@ def test_matmul(device, blocks, warps, stages, b_t):
 HOPPER = [  # blocks, warps, instructions
     ((128, 192, 64), 8, "n192k16"), ((64, 176, 64), 4, "n176k16"), ((128, 160, 128), 8, "n160k16"),
     ((64, 96, 48), 4, "n96k16"), ((192, 64, 32), 4, "n64k16"), ((64, 48, 64), 4, "n48k16"),
+    ((320, 48, 32), 4, "n48k16"),  # A comes in boxes of 160 rows
 ]  # fmt: skip
 
 
@@ -228,6 +230,42 @@ def test_matmul_of_special_warps(device):
     remarks = compiled.metadata["remarks"]
     for what in ("warp specialised: a producer warp copies 4 stages by TMA", "store by TMA"):
         assert what in remarks
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("b_t", [False, True], ids=["kn", "nk"])
+def test_threads_copy_for_warpgroups(device, monkeypatch, b_t):
+    """They put the panels of B where wgmma looks for them, without the hull's gaps."""
+    monkeypatch.setenv("MINITRITON_TMA", "0")
+    compiled = run_matmul(
+        device, (128, 192, 400), (64, 96, 128), b_t=b_t, num_warps=4, num_stages=2
+    )
+    text = compiled.asm["ptx"]
+    assert "n96k16" in text and "cp.async.cg" in text and "bulk" not in text
+
+
+@triton.jit
+def unmasked_kernel(
+    a_ptr, b_ptr, c_ptr, K, M: tl.constexpr, N: tl.constexpr, BLOCK_K: tl.constexpr
+):  # fmt: skip
+    i, j, k = tl.arange(0, M), tl.arange(0, N), tl.arange(0, BLOCK_K)
+    acc = tl.zeros((M, N), tl.float32)
+    for start in range(0, K, BLOCK_K):
+        a = tl.load(a_ptr + i[:, None] * K + (start + k)[None, :])
+        b = tl.load(b_ptr + (start + k)[:, None] * N + j[None, :])
+        acc = tl.dot(a, b, acc)
+    tl.store(c_ptr + i[:, None] * N + j[None, :], acc)
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("n", [48, 96, 160, 176])
+def test_boxes_end_with_the_tile(device, n):
+    """Beyond the last column of the last row there is no memory."""
+    a, b = torch.randn(64, 256, device=device).half(), torch.randn(256, n, device=device).half()
+    c = torch.empty(64, n, device=device)
+    compiled = unmasked_kernel[(1,)](a, b, c, 256, 64, n, 64, num_warps=4, num_stages=2)
+    torch.testing.assert_close(c, a.float() @ b.float(), rtol=1e-3, atol=1e-3)
+    assert f"n{n}k16" in compiled.asm["ptx"] and "cp.async.bulk.tensor" in compiled.asm["ptx"]
 
 
 @triton.jit
@@ -312,6 +350,20 @@ def descriptor_kernel(
     y = tl.make_tensor_descriptor(y_ptr, [m, n], [n, 1], [BLOCK_M, BLOCK_N])
     at = [tl.program_id(0) * BLOCK_M, tl.program_id(1) * BLOCK_N]
     y.store(at, x.load(at) + 1)
+
+
+@triton.jit
+def described_kernel(x, y, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    at = [tl.program_id(0) * BLOCK_M, tl.program_id(1) * BLOCK_N]
+    y.store(at, x.load(at) * 2)
+
+
+def test_descriptors_of_the_host(device):
+    x = torch.randn(100, 144, device=device)
+    y = torch.empty_like(x)
+    of = TensorDescriptor.from_tensor
+    described_kernel[3, 2](of(x, [48, 96]), of(y, [48, 96]), 48, 96)
+    assert torch.equal(y, x * 2)
 
 
 @pytest.mark.parametrize("blocks", [(16, 48), (80, 64)], ids=str)
