@@ -412,9 +412,6 @@ def _skeleton(
         "unnamed_addr": ir.IntegerAttr.get(ir.IntegerType.get_signless(64), 0),
         "gpu.kernel": ir.UnitAttr.get(),
         "nvvm.kernel": ir.UnitAttr.get(),
-        # keeps LLVM's SLP vectoriser out: 16-bit operations come in pairs already, and its search
-        # took more than half of LLVM's time
-        "passthrough": attribute('["noimplicitfloat"]'),
         "nvvm.reqntid": ir.DenseI32ArrayAttr.get([32 * warps, 1, 1]),
     }
     if maps:  # parameters of 128 bytes that the kernel reads where they are
