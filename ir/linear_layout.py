@@ -10,6 +10,7 @@ bases). Distributions that other compilers treat as classes are values of this o
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -45,8 +46,10 @@ class LinearLayout:
             log2_exact(size)
         for name, vectors in self.bases:
             for vector in vectors:
-                if len(vector) != len(self.shape) or any(
-                    not 0 <= c < size for c, size in zip(vector, self.shape, strict=True)
+                if (
+                    len(vector) != len(self.shape)
+                    or min(vector, default=0) < 0
+                    or any(map(operator.ge, vector, self.shape))
                 ):
                     raise ValueError(f"{name} basis {vector} lies outside the tile {self.shape}")
 
