@@ -153,28 +153,30 @@ class SourceFunction:
         """
         return _digest(f"{self.file}\n{ast.dump(self.node, include_attributes=True)}")
 
+    @functools.cached_property
+    def outer_paths(self) -> tuple[tuple[str, ...], ...]:
+        """The names that the body does not bind, alone and with the attributes read of them, in
+        order of appearance: `a.b` as ("a", "b")."""
+        paths = (self._path(node) for node in ast.walk(self.node))
+        return tuple(dict.fromkeys(path for path in paths if path))
+
+    def _path(self, node: ast.AST) -> tuple[str, ...]:
+        if isinstance(node, ast.Name):
+            return () if node.id in self.local_names else (node.id,)
+        if isinstance(node, ast.Attribute):
+            owner = self._path(node.value)
+            return (*owner, node.attr) if owner else ()
+        return ()
+
     def references(self) -> Iterator[tuple[str, Any]]:
         """Outer values that the body names, as (dotted name, value), in order of appearance."""
-        seen = set()
-        for node in ast.walk(self.node):
-            found = self._resolve(node)
-            if found is not None and found[0] not in seen:
-                seen.add(found[0])
-                yield found
-
-    def _resolve(self, node: ast.AST) -> tuple[str, Any] | None:
-        if isinstance(node, ast.Name):
-            if node.id in self.local_names:
-                return None
-            value = self.outer(node.id)
-            return None if value is MISSING else (node.id, value)
-        if isinstance(node, ast.Attribute):
-            owner = self._resolve(node.value)
-            if owner is None or not isinstance(owner[1], types.ModuleType | type):
-                return None
-            value = getattr(owner[1], node.attr, MISSING)
-            return None if value is MISSING else (f"{owner[0]}.{node.attr}", value)
-        return None
+        for root, *attributes in self.outer_paths:
+            value = self.outer(root)
+            for attribute in attributes:
+                is_scope = isinstance(value, types.ModuleType | type)
+                value = getattr(value, attribute, MISSING) if is_scope else MISSING
+            if value is not MISSING:
+                yield ".".join((root, *attributes)), value
 
     def captured(self) -> tuple[tuple[str, str], ...]:
         """Compile-time values reached by this function and its callees, as (name, text)."""

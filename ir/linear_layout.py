@@ -15,6 +15,7 @@ along those, so a register holds elements in all threads or in none.
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -67,8 +68,10 @@ class LinearLayout:
             raise ValueError(f"a tile of shape {self.shape} has no elements")
         for name, vectors in self.bases:
             for vector in vectors:
-                if len(vector) != len(self.shape) or any(
-                    not 0 <= c < size for c, size in zip(vector, self.hulls, strict=True)
+                if (
+                    len(vector) != len(self.shape)
+                    or min(vector, default=0) < 0
+                    or any(map(operator.ge, vector, self.hulls))
                 ):
                     raise ValueError(f"{name} basis {vector} lies outside the tile {self.shape}")
         if self.is_ragged and self.is_distributed:

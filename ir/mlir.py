@@ -78,6 +78,22 @@ for _name in ("arith", "func", "gpu", "llvm", "math", "nvvm", "scf", "vector"):
     importlib.import_module(f"{PROVIDER}.dialects.{_name}")  # else each op object costs 40 us
 
 
+def _set_llvm_option(option: str) -> None:
+    """Sets a command-line option of the provider's LLVM, if that exports the way to it."""
+    folder = os.path.dirname(importlib.import_module(PROVIDER + "._mlir_libs").__file__ or "")
+    path = os.path.join(folder, "libMLIRPythonCAPI.so")
+    if os.path.exists(path) and hasattr(
+        library := ctypes.CDLL(path), "LLVMParseCommandLineOptions"
+    ):
+        arguments = (ctypes.c_char_p * 2)(b"minitriton", option.encode())
+        library.LLVMParseCommandLineOptions(2, arguments, None)
+
+
+# Registers come in pairs where that helps; the search for more took half of LLVM's time. Only an
+# option of the process leaves the vectorising of loads and stores on, which is wanted.
+_set_llvm_option("-vectorize-slp=false")
+
+
 def dialect_search_prefix() -> str:
     """Dotted prefix under which the bindings look for a dialect's Python module."""
     return PROVIDER + ".dialects"

@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Callable, Sequence
+from textwrap import indent
 from typing import Any
 
 from minitriton.frontend.signature import value_text
@@ -117,31 +118,33 @@ _HEAD = """
 def _mt_for(_mt_grid):
     def {function}({parameters}, **_mt_further):
         try:
-            _mt_dev = None{bindings}
-            if _mt_dev is None or _mt_dev < 0 or _mt_hooks or _mt_own_hooks:
-                return _mt_general({everything})
-            _mt_o = None
-            if not ({defaults}):
-                _mt_o = ({options_tuple})
-            _mt_key = ({keys}_mt_dev, _mt_o, _mt_freeze(_mt_further) if _mt_further else None)
-            try:
-                _mt_launch, _mt_compiled, _mt_unchanged = _mt_seen[_mt_key]
-            except _mt_KeyError:
-                _mt_launch = None
-            if _mt_launch is None or (_mt_unchanged is not None and not _mt_unchanged()):
-                _mt_launch, _mt_compiled, _ = _mt_first(
-                    _mt_key, _mt_dev, {values}, {option_values}, _mt_further)
-            _mt_g = _mt_grid
-            if _mt_type(_mt_g) is not _mt_tuple and _mt_callable(_mt_g):
-                _mt_g = _mt_g(_mt_dict({meta}))
-            if (_mt_type(_mt_g) is _mt_tuple and _mt_len(_mt_g) == 1
-                    and _mt_type(_mt_g[0]) is _mt_int and 0 < _mt_g[0] <= 2147483647):
-                _mt_launch(_mt_g[0], 1, 1, _mt_stream(_mt_dev){passed})
+            while True:  # left at once: `break` is for what the thorough way must see
+                _mt_dev = None{bindings}
+                if _mt_dev is None or _mt_dev < 0 or _mt_hooks or _mt_own_hooks:
+                    break
+                _mt_o = None
+                if not ({defaults}):
+                    _mt_o = ({options_tuple})
+                _mt_key = ({keys}_mt_dev, _mt_o, _mt_freeze(_mt_further) if _mt_further else None)
+                try:
+                    _mt_launch, _mt_compiled, _mt_unchanged = _mt_seen[_mt_key]
+                except _mt_KeyError:
+                    _mt_launch = None
+                if _mt_launch is None or (_mt_unchanged is not None and not _mt_unchanged()):
+                    _mt_launch, _mt_compiled, _ = _mt_first(
+                        _mt_key, _mt_dev, {values}, {option_values}, _mt_further)
+                _mt_g = _mt_grid
+                if _mt_type(_mt_g) is not _mt_tuple and _mt_callable(_mt_g):
+                    _mt_g = _mt_g(_mt_dict({meta}))
+                if (_mt_type(_mt_g) is _mt_tuple and _mt_len(_mt_g) == 1
+                        and _mt_type(_mt_g[0]) is _mt_int and 0 < _mt_g[0] <= 2147483647):
+                    _mt_launch(_mt_g[0], 1, 1, _mt_stream(_mt_dev){passed})
+                    return _mt_compiled
+                _mt_x, _mt_y, _mt_z = _mt_normalize(_mt_g, {title!r})
+                if _mt_x and _mt_y and _mt_z:
+                    _mt_launch(_mt_x, _mt_y, _mt_z, _mt_stream(_mt_dev){passed})
                 return _mt_compiled
-            _mt_x, _mt_y, _mt_z = _mt_normalize(_mt_g, {title!r})
-            if _mt_x and _mt_y and _mt_z:
-                _mt_launch(_mt_x, _mt_y, _mt_z, _mt_stream(_mt_dev){passed})
-            return _mt_compiled
+            return _mt_general({everything})
         except (_mt_TypeError, _mt_OverflowError, _mt_struct_error) as _mt_error:
             return _mt_again(_mt_error, {everything})
     return {function}
@@ -157,10 +160,10 @@ _RUNTIME = """
                 _mt_d = {name}.get_device()
                 if _mt_d != _mt_dev:
                     if _mt_dev is not None:
-                        return {unusual}
+                        {unusual}
                     _mt_dev = _mt_d
                 if not _mt_v{i} and {name}.numel():
-                    return {unusual}
+                    {unusual}
             elif _mt_t is _mt_int:
                 _mt_v{i} = {name}
                 if -2147483648 <= {name} <= 2147483647:
@@ -168,7 +171,7 @@ _RUNTIME = """
                 elif -9223372036854775808 <= {name} <= 18446744073709551615:
                     _mt_k{i} = (3 if {name} <= 9223372036854775807 else 4) + {wide_key}
                 else:
-                    return {unusual}
+                    {unusual}
             elif _mt_t is _mt_float or _mt_t is _mt_bool:
                 _mt_v{i} = {name}; _mt_k{i} = _mt_t
             elif {name} is None:
@@ -176,7 +179,7 @@ _RUNTIME = """
             else:
                 _mt_found = {leaves}({name}, _mt_dev)
                 if _mt_found is None:
-                    return {unusual}
+                    {unusual}
                 _mt_k{i}, _mt_v{i}, _mt_dev = _mt_found"""
 # Of a tuple: the key, its class before its items' keys; the values in a list; the device, if one
 # is known by now. None for what is unusual. Of a tensor descriptor: what `quick` says.
@@ -237,7 +240,7 @@ def dispatcher_source(
     return "".join(map(leaves_source, rules)) + _HEAD.format(
         function=function,
         parameters=", ".join([*written, *(f"{option}=None" for option in options)]),
-        bindings="".join(_binding(i, p, everything) for i, p in enumerate(parameters)),
+        bindings="".join(_binding(i, p) for i, p in enumerate(parameters)),
         everything=everything,
         defaults=" is ".join([*OPTIONS, "None"]),
         options_tuple=", ".join(OPTIONS),
@@ -259,17 +262,17 @@ def name_inner_function(outer: Any, name: str) -> None:
     outer.__code__ = outer.__code__.replace(co_consts=tuple(constants))
 
 
-def _binding(i: int, parameter: Parameter, everything: str) -> str:
+def _binding(i: int, parameter: Parameter) -> str:
     """The lines that find the value and the key of one parameter."""
     name = parameter.name
     if parameter.is_constexpr:
-        return _CONSTEXPR.format(i=i, name=name)
-    return _runtime(i, name, _rule(parameter), f"_mt_general({everything})")
+        return indent(_CONSTEXPR.format(i=i, name=name), "    ")
+    return indent(_runtime(i, name, _rule(parameter), "break"), "    ")
 
 
 def leaves_source(rule: Rule) -> str:
     """Python source of the function that finds values and keys of a tuple's items."""
-    binding = _runtime("", "_mt_item", rule, "None")
+    binding = _runtime("", "_mt_item", rule, "return None")
     return _LEAVES.format(function=_leaves_name(rule), binding=binding)
 
 

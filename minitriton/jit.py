@@ -75,7 +75,7 @@ class Kernel:
         self._stages, self._source = stages, source
         self._skip = (tuple(do_not_specialize), tuple(do_not_specialize_on_alignment))
         self._lock = threading.RLock()
-        self._compiled: dict[tuple[str, str], CompiledKernel] = {}
+        self._compiled: dict[tuple[str, ...], CompiledKernel] = {}
         self._seen: dict[Any, tuple[Any, CompiledKernel, Any]] = {}
         self._knows_torch = False
         self._unchanged: Callable[[], bool] | None = None
@@ -246,7 +246,7 @@ class Kernel:
         self, spec: Specialization, target: Target, settings: options.Options, *, cubin: bool
     ) -> CompiledKernel:
         """The compiled form, from memory, from disk or made now; one thread at a time."""
-        key = (spec.key_text(), target.arch)
+        key = (spec.key_text(), target.arch, settings.code_key(), settings.ptxas)
         with self._lock:
             if self._unchanged is not None and not self._unchanged():
                 self._compiled.clear()

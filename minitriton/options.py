@@ -36,6 +36,10 @@ class Options:
     specialize: bool = True  # SPECIALIZE=0: no producer warps on sm_90a, to compare the two
     check_passes: bool = False  # CHECK_PASSES=1: run the program after every pass and compare
 
+    def code_key(self) -> str:
+        """The switches that decide what PTX a specialisation becomes, as text."""
+        return f"wgmma {self.wgmma}\ntma {self.tma}\nspecialize {self.specialize}"
+
 
 class OptionError(ValueError):
     """An environment variable has a value that makes no sense."""

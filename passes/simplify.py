@@ -9,6 +9,8 @@ loop-invariant ops outside their loops unless the loop has mt.disable_licm.
 
 from __future__ import annotations
 
+import functools
+
 from minitriton.ir.mlir import ir, passmanager
 from minitriton.ir.target import Target
 from minitriton.passes.dead_arguments import pass_through_dead_arguments
@@ -41,9 +43,15 @@ def run(module: ir.Module, target: Target, options: PassOptions) -> None:
 
 def upstream(module: ir.Module, options: PassOptions) -> None:
     """MLIR's own canonicalize and cse. Ops held in Python are invalid afterwards."""
+    _manager(options.check).run(module.operation)
+
+
+@functools.cache
+def _manager(check: bool) -> passmanager.PassManager:
+    """Kept, as collecting all patterns of canonicalize takes longer than applying them."""
     manager = passmanager.PassManager.parse(UPSTREAM)
-    manager.enable_verifier(options.check)
-    manager.run(module.operation)
+    manager.enable_verifier(check)
+    return manager
 
 
 def hoist_invariants(block: ir.Block) -> None:

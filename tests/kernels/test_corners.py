@@ -272,6 +272,16 @@ def test_operands_made_in_the_loop_and_accumulator_used_in_it(device, shape, dty
     assert torch.equal(out, acc * 2 + 1)
 
 
+def test_llvm_looks_for_no_pairs(monkeypatch):
+    """Its SLP vectoriser is off, as the search takes long: here it would make add.f32x2."""
+    monkeypatch.setenv("MINITRITON_CACHE", "0")
+    types = [torch.float32] * 4
+    compiled = derived_operands_kernel.warmup(
+        *types, 3, 64, 32, 32, KIND="cast", num_stages=3, target="sm_120a"
+    )
+    assert "add.f32" in compiled.ptx and "f32x2" not in compiled.ptx
+
+
 @triton.jit
 def order_kernel(
     a_ptr, b_ptr, c_ptr, K, sam, sak, sbk, sbn, M: tl.constexpr, N: tl.constexpr, BK: tl.constexpr

@@ -308,3 +308,24 @@ def test_promotion(device):
     out = torch.empty(64, device=device)
     promotion_kernel[(1,)](h, i, out, BLOCK=64)
     assert torch.equal(out, (h + i.half()).float() + i / 2)
+
+
+@triton.jit
+def divide_rows_kernel(x_ptr, d_ptr, out_ptr, COLUMNS: tl.constexpr):
+    row, columns = tl.program_id(0), tl.arange(0, COLUMNS)
+    x = tl.load(x_ptr + row * COLUMNS + columns)
+    tl.store(out_ptr + row * COLUMNS + columns, x / tl.load(d_ptr + row))
+
+
+def test_a_divisor_of_a_row(device):
+    """It is inverted once; its reciprocal alone would be subnormal or infinite at the ends."""
+    divisors = [3.0, -0.7, 2.0**127, -(2.0**126), 2.0**-126, -(2.0**-149), 1.5 * 2.0**-127, 0.0]
+    d = torch.tensor([*divisors, math.inf, -math.inf, math.nan, 3.0e38], device=device)
+    x = torch.randn(len(d), 256, device=device) * d.abs().clamp(2.0**-100, 2.0**100)[:, None]
+    x[:, 0], x[:, 1], x[:, 2], x[:, 3] = 0.0, math.inf, math.nan, 3.0e38
+    x[5, 64:] = torch.randn(192, device=device) * 2.0**-140
+    out = torch.empty_like(x)
+    compiled = divide_rows_kernel[(len(d),)](x, d, out, 256, num_warps=1)
+    expected = (x.double() / d.double()[:, None]).float()
+    torch.testing.assert_close(out, expected, rtol=2.5e-7, atol=2.0**-148, equal_nan=True)
+    assert compiled.asm["ptx"].count("rcp.approx.ftz.f32") == 1

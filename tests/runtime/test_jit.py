@@ -68,6 +68,20 @@ def test_each_kind_of_call_compiles_once(kernel: Kernel, pipeline: Any) -> None:
     assert pipeline.builds == 3
 
 
+@pytest.mark.parametrize("name", ["WGMMA", "TMA", "SPECIALIZE"])
+def test_a_switch_thrown_between_launches_is_noticed(
+    kernel: Kernel, pipeline: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, y = np.zeros((2, 64), np.float32)
+    first = kernel[(1,)](x, y, 1.0, 50)
+    monkeypatch.setenv(f"MINITRITON_{name}", "0")
+    assert kernel[(1,)](x, y, 1.0, 50) is not first
+    assert pipeline.builds == 2
+    monkeypatch.delenv(f"MINITRITON_{name}")
+    assert kernel[(1,)](x, y, 1.0, 50) is first
+    assert pipeline.builds == 2
+
+
 def test_threads_compile_once(kernel: Kernel, pipeline: Any) -> None:
     x, y = np.zeros((2, 64), np.float32)
     threads = [
