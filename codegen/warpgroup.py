@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from minitriton.codegen.dot import fp8_name
+from minitriton.codegen.dot import fp8_name, to_tf32
 from minitriton.codegen.lower import Lowering, integer_attribute
 from minitriton.codegen.shared_address import shared_word
 from minitriton.codegen.warp_ops import shuffle_word
@@ -28,10 +28,10 @@ ADDRESS_MASK = 0x3FFF0  # of shared memory, in whole 16 bytes
 class _Asm:
     """The text, operands and constraints of the instructions of one dot."""
 
-    def __init__(self, accumulators: Sequence[ir.Value], *, fresh: bool) -> None:
+    def __init__(self, accumulators: Sequence[ir.Value], letter: str, *, fresh: bool) -> None:
         self.count = len(accumulators)
         self.operands = [] if fresh else list(accumulators)
-        self.constraints = ["=f"] * self.count
+        self.constraints = [f"={letter}"] * self.count
         self.constraints += [str(index) for index in range(len(self.operands))]
         self.lines = [".reg .pred p, q;", "setp.eq.u32 p, 0, 0;", "setp.ne.u32 q, 0, 0;"]
         self.lines.append("wgmma.fence.sync.aligned;")
@@ -53,14 +53,15 @@ def lower_warpgroup_dot(lowering: Lowering, op: ir.Operation) -> None:
     a, b, c = op.operands
     rows, columns = op.results[0].type.shape
     (warps, _) = ir.DenseI32ArrayAttr(op.attributes["mt.warps"])
-    kind = [_element_name(value.type) for value in (a, b)]
+    element = op.results[0].type.element_type
     right = _Operand(lowering, b, 1)
     left = _Operand(lowering, a, 0) if isinstance(a.type, MemType) else None
-    words = {} if left else _register_words(lowering, a, (rows, columns, right.depth), warps)
-    fresh = all(value == lowering.zero(lowering.f32) for value in lowering.registers(c))
-    asm = _Asm(lowering.registers(c), fresh=fresh)
+    words = {} if left else _register_words(lowering, op, (rows, columns, right.depth), warps)
+    fresh = all(value == lowering.zero(element) for value in lowering.registers(c))
+    asm = _Asm(lowering.registers(c), _letter(lowering, element), fresh=fresh)
     step = STEP_BYTES // right.size
-    name = f"wgmma.mma_async.sync.aligned.m64n{columns}k{step}.f32.{kind[0]}.{kind[1]}"
+    name = f"wgmma.mma_async.sync.aligned.m64n{columns}k{step}.{_kind(lowering, op)}"
+    signs = ", 1, 1" if element == lowering.f32 else ""
     step_rows = 16 * warps  # the warpgroups lie along M, then the tile repeats
     registers = columns // 2
     for k in range(0, right.depth, step):
@@ -73,16 +74,16 @@ def lower_warpgroup_dot(lowering: Lowering, op: ir.Operation) -> None:
             else:
                 fragment = [asm.operand(word, "r") for word in words[m, k // step]]
                 first, orders = "{" + ", ".join(fragment) + "}", f", {right.transposed}"
-            orders = orders if right.size == 2 else ""  # fp8 has only one
+            orders = orders if right.size == 2 else ""  # others have only one
             sums = asm.accumulators(m * registers, registers)
-            asm.lines.append(f"{name} {sums}, {first}, {second}, {scale}, 1, 1{orders};")
+            asm.lines.append(f"{name} {sums}, {first}, {second}, {scale}{signs}{orders};")
     asm.lines.append("wgmma.commit_group.sync.aligned;")
     if "mt.in_flight" not in op.attributes:
         asm.lines.append("wgmma.wait_group.sync.aligned 0;")
     results = lowering.asm(
         "{\n" + "\n".join(asm.lines) + "\n}",
         ",".join([*asm.constraints, "~{memory}"]),
-        [lowering.f32] * asm.count,
+        [element] * asm.count,
         asm.operands,
     )
     lowering.set_registers(op.results[0], results)
@@ -118,10 +119,25 @@ class _Operand:
         return self._made[offset]
 
 
-def _element_name(type_: ir.Type) -> str:
-    tensor = MemType(type_).tensor_type if isinstance(type_, MemType) else type_
-    element = tensor.element_type
-    return fp8_name(element) if element.width == 8 else str(element)
+def _kind(lowering: Lowering, op: ir.Operation) -> str:
+    """The types of an instruction: of sums, A and B."""
+    names = []
+    for value, side in zip(op.operands, "ab", strict=False):
+        is_buffer = isinstance(value.type, MemType)
+        element = (MemType(value.type).tensor_type if is_buffer else value.type).element_type
+        if element == lowering.i8:
+            names.append("u8" if f"mt.unsigned_{side}" in op.attributes else "s8")
+        elif element == lowering.f32:
+            names.append("tf32")
+        else:
+            names.append(fp8_name(element) if element.width == 8 else str(element))
+    is_float = op.results[0].type.element_type == lowering.f32
+    return ".".join(["f32" if is_float else "s32", *names])
+
+
+def _letter(lowering: Lowering, element: ir.Type) -> str:
+    """The constraint of an accumulator register."""
+    return "f" if element == lowering.f32 else "r"
 
 
 def _signed(value: int) -> int:
@@ -137,10 +153,13 @@ def warpgroup(lowering: Lowering) -> ir.Value:
 
 
 def _register_words(
-    lowering: Lowering, a: ir.Value, shape: tuple[int, int, int], warps: int
+    lowering: Lowering, op: ir.Operation, shape: tuple[int, int, int], warps: int
 ) -> dict[tuple[int, int], list[ir.Value]]:
     """For each (repetition along M, K step) the four words of A: those of mma.sync."""
+    a = op.operands[0]
     source, bits = lowering.registers(a), a.type.element_type.width
+    if bits == 32 and "mt.rounded" not in op.attributes:
+        source = [lowering.bitcast(to_tf32(lowering, v), lowering.f32) for v in source]
     words: dict[tuple[int, int], list[ir.Value]] = {}
     for tile in mma_tiles(shape, (warps, 1), bits):
         if (tile.m, tile.k) not in words:
@@ -155,12 +174,16 @@ def _register_words(
 def lower_warpgroup_result(lowering: Lowering, op: ir.Operation) -> None:
     """The accumulators go through the wait, so that no use of theirs can come before it."""
     registers = lowering.registers(op.operands[0])
-    count = len(registers)
-    constraints = ["=f"] * count + [str(index) for index in range(count)] + ["~{memory}"]
+    count, element = len(registers), op.results[0].type.element_type
+    constraints = (
+        [f"={_letter(lowering, element)}"] * count
+        + [str(index) for index in range(count)]
+        + ["~{memory}"]
+    )
     results = lowering.asm(
         f"wgmma.wait_group.sync.aligned {integer_attribute(op, 'pending')};",
         ",".join(constraints),
-        [lowering.f32] * count,
+        [element] * count,
         registers,
     )
     lowering.set_registers(op.results[0], results)

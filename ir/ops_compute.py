@@ -114,7 +114,8 @@ class WarpgroupDotOp(MT.Operation, name="warpgroup_dot"):
 
     With the unit attribute `mt.in_flight` the products run on: the result may only be the
     accumulator of the next warpgroup_dot until a warpgroup_result takes it, and a must not change.
-    Else they are done.
+    Else they are done. fp32 is multiplied as tf32: a in registers is rounded to that, unless
+    `mt.rounded` says that it has been; a buffer must be.
     """
 
     a: Operand[Any]
