@@ -52,6 +52,15 @@ def lower_tma_store_wait(lowering: Lowering, op: ir.Operation) -> None:
     lowering.asm(text, "b,~{memory}", [], [lowering.is_first_thread])
 
 
+def box_count(lowering: Lowering, op: ir.Operation) -> int:
+    """How many boxes a tma_copy takes."""
+    description = lowering.tensor_maps[integer_attribute(op, "map")]
+    places = ir.DenseI32ArrayAttr(op.attributes["dims"])
+    tile = MemType(op.operands[0].type).tensor_type.shape
+    box = [description["box"][place] for place in places]
+    return prod(extent // step for extent, step in zip(tile, box, strict=True))
+
+
 def _boxes(
     lowering: Lowering, op: ir.Operation, buffer: ir.Value, coordinates: Sequence[ir.Value]
 ) -> Iterator[tuple[ir.Value, list[ir.Value]]]:

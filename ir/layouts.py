@@ -142,24 +142,16 @@ def _warp_vectors(walk: _Walk, warps_per_dim: Sequence[int]) -> list[tuple[int, 
     return [vector for dim in dims for vector in walk.take(dim, warps_per_dim[dim])]
 
 
-def adjacent_rows(rows: int, warps: int, elem_bits: int) -> tuple[int, ...]:
+def adjacent_rows(rows: int, elem_bits: int) -> tuple[int, ...]:
     """An order of the rows of A for reading it out of `shared_tma` memory along M: for each bit of
     a row's number in the fragments the bit of the tile's row.
 
-    A thread's rows are neighbours: two at least, four where the warps' rows repeat. Which rows
-    the lanes have keeps 32-bit loads (of 8 and 16 bytes) and ldmatrix on bytes free of bank
-    conflicts. `warps` all lie along M; rows >= 16 * warps.
+    A thread's two rows of an instruction are neighbours. Which ones the lanes have keeps 8-byte
+    loads of 32-bit elements, and `ldmatrix` on bytes, free of bank conflicts. rows >= 32.
     """
-    second = 4 + log2_exact(warps)  # the bit of the first repetition; bit 3 is the fragment's row 8
-    if elem_bits == 8:
-        placed = {3: 0, 0: 1, 1: 2, 2: 3}
-    elif 1 << second < rows:  # a lane has 16 bytes, and lanes of another K another chunk of them
-        placed = {3: 0, second: 1, 0: 4, 1: 2, 2: 3}
-    else:
-        placed = {3: 0, 0: 1, 1: 4, 2: 2}
-    bits = range(log2_exact(rows))
-    left = iter([bit for bit in bits if bit not in placed.values()])
-    return tuple(placed[bit] if bit in placed else next(left) for bit in bits)
+    placed = (1, 2, 3, 0) if elem_bits == 8 else (1, 4, 2, 0)  # bit 3 is the thread's second row
+    left = [bit for bit in range(log2_exact(rows)) if bit not in placed]
+    return (*placed, *left)
 
 
 def _in_order(

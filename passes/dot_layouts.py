@@ -65,7 +65,7 @@ def mma_plan(op: ir.Operation, warps: tuple[int, ...], bits: int) -> DotPlan:
     a, b, c = (tuple(v.type.shape) for v in op.operands)
     order = None
     if ADJACENT_ROWS in op.attributes:
-        order = layouts.adjacent_rows(c[0], warps[0], bits)
+        order = layouts.adjacent_rows(c[0], bits)
     return DotPlan(
         warps,
         layouts.mma_operand(a, 0, warps, bits, order),

@@ -178,8 +178,8 @@ def _descriptor(element: ir.Type, slot: LinearLayout, op_index: int) -> MatrixDe
 
 def _has_form(op: ir.Operation, warps: int) -> bool:
     """Whether a dot has the shape and types of a warpgroup_dot with `warps` warps along M."""
-    shape = op.results[0].type.shape
-    return len(shape) == 2 and tile_fits(*shape, warps) and _has_types(op)
+    rows, *columns = op.results[0].type.shape
+    return len(columns) == 1 and tile_fits(rows, columns[0], warps) and _has_types(op)
 
 
 def tile_fits(rows: int, columns: int, warps: int) -> bool:
