@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from minitriton.codegen.lower import CONSUMER_BARRIER, Lowering, Role, integer_attribute
 from minitriton.codegen.shared_address import shared_word
-from minitriton.codegen.tma import box_count
 from minitriton.codegen.warpgroup import warpgroup
 from minitriton.ir.diagnostics import InternalError
 from minitriton.ir.mlir import ir
 
 WARPGROUP = 4  # warps
 FIRST_TURN_BARRIER = CONSUMER_BARRIER + 1  # one for each of two warpgroups
-# Registers per thread of the producers, and of two warpgroups that hold tiles; in all no more than
-# at the launch, 168. Each box of a copy has an address and coordinates.
-REGISTERS, REGISTERS_FOR_BOXES = (24, 240), (40, 232)
-MANY_BOXES = 9
+# Registers per thread, for two warpgroups that hold tiles; in all no more than at the launch, 168.
+PRODUCER_REGISTERS = 24
+CONSUMER_REGISTERS = 240
 
 
 def lower_split_warps(lowering: Lowering, op: ir.Operation) -> None:
@@ -27,10 +25,9 @@ def lower_split_warps(lowering: Lowering, op: ir.Operation) -> None:
     rest = ops[ops.index(op) + 1 : -1]
     first_group = lowering.num_warps // WARPGROUP
     is_producer = lowering.compare("eq", warpgroup(lowering), first_group)
-    own, others = REGISTERS_FOR_BOXES if _has_many_boxes(lowering) else REGISTERS
 
     def produce() -> list[ir.Value]:
-        _set_registers(lowering, "dec", own)
+        _set_registers(lowering, "dec", PRODUCER_REGISTERS)
         chosen = lowering.compare("eq", lowering.thread_id, 32 * lowering.num_warps)
         lowering.branch(chosen, (), copy, list)
         return []
@@ -45,26 +42,13 @@ def lower_split_warps(lowering: Lowering, op: ir.Operation) -> None:
         return []
 
     def consume() -> list[ir.Value]:
-        _set_registers(lowering, "inc", others)
+        _set_registers(lowering, "inc", CONSUMER_REGISTERS)
         lowering.role = Role.CONSUMERS
         lowering.lower_ops(rest)
         lowering.role = Role.ALL
         return []
 
     lowering.branch(is_producer, (), produce, consume)
-
-
-def _has_many_boxes(lowering: Lowering) -> bool:
-    counts = []
-
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        if op.name == "mt.tma_copy":
-            counts.append(box_count(lowering, op))
-        return ir.WalkResult.ADVANCE
-
-    if lowering.producer is not None:
-        lowering.producer.walk(visit)
-    return sum(counts) >= MANY_BOXES
 
 
 def _set_registers(lowering: Lowering, how: str, count: int) -> None:
