@@ -197,7 +197,10 @@ def _is_narrow(load: ir.Operation, facts: AxisFacts) -> bool:
 
 
 def _is_zero(value: ir.Value) -> bool:
-    constant = splat_constant(defining_op(value))
+    maker = defining_op(value)
+    if maker is not None and maker.name == "mt.splat":
+        maker = defining_op(maker.operands[0])
+    constant = splat_constant(maker)
     if constant is None:
         return False
     if isinstance(constant, ir.IntegerAttr):
