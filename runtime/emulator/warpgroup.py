@@ -207,7 +207,7 @@ def _product(ins: Ins) -> Step:
     columns, depth = map(int, shape.removeprefix("m64n").split("k"))
     size = _ROW_BYTES // depth
     integers = d_type == "s32"
-    if not _is_known(size, d_type, a_type, b_type):
+    if "satfinite" in ins.mods or not _is_known(size, d_type, a_type, b_type):
         raise ins.unsupported("only f16, bf16, tf32 or fp8 summed in f32, or bytes in s32")
     d, a, b, flag, *rest = ins.ops
     from_registers = isinstance(a, Vector)
