@@ -241,14 +241,12 @@ def _convert(op: ir.Operation) -> ir.Operation | None:
     b = _slot_behind(op.operands[1], 1)
     if b is None:
         return None
-    a = _slot_behind(op.operands[0], 0)
+    a = _slot_behind(op.operands[0], 0) or _slot_of_rows(op)
     loads = [defining_op(op.operands[index]) for index in (0, 1)]
     builder = Builder(ir.InsertionPoint(op), op.location)
     operands = [op.operands[0] if a is None else a, b, op.operands[2]]
-    kept = ("mt.warps", "mt.unsigned_a", "mt.unsigned_b")
+    kept = ("mt.warps", "mt.unsigned_a", "mt.unsigned_b", ADJACENT_ROWS if a else "")
     attributes = {name: op.attributes[name] for name in kept if name in op.attributes}
-    if a is None and _is_rounded(op.operands[0]):
-        attributes["mt.rounded"] = ir.UnitAttr.get()
     new = builder.create("mt.warpgroup_dot", [op.results[0].type], operands, attributes)
     op.results[0].replace_all_uses_with(new.results[0])
     op.erase()
@@ -258,28 +256,27 @@ def _convert(op: ir.Operation) -> ir.Operation | None:
     return new
 
 
-def _is_rounded(value: Value) -> bool:
-    """Whether an fp32 operand in registers comes from a slot that TMA filled."""
-    load = defining_op(value)
-    if (
-        load is None
-        or load.name != "mt.local_load"
-        or not isinstance(element_of(value.type), ir.F32Type)
-    ):
-        return False
-    return "mt.alignment" in buffer_of(load.operands[0]).attributes
-
-
 def _unused(value: Value) -> bool:
     return not any(True for _ in value.uses)
 
 
 def _slot_behind(value: Value, op_index: int) -> Value | None:
     """The slot that a dot operand was loaded from, if wgmma can read it there."""
+    slot = _aligned_slot(value)
+    if slot is None:
+        return None
+    return slot if _descriptor(value.type.element_type, mem_layout(slot.type), op_index) else None
+
+
+def _slot_of_rows(dot: ir.Operation) -> Value | None:
+    """The slot out of which threads load A along M."""
+    return _aligned_slot(dot.operands[0]) if ADJACENT_ROWS in dot.attributes else None
+
+
+def _aligned_slot(value: Value) -> Value | None:
+    """The slot that a tile was loaded from, if it was laid out, and rounded, for wgmma."""
     load = defining_op(value)
     if load is None or load.name != "mt.local_load":
         return None
     slot = load.operands[0]
-    if "mt.alignment" not in buffer_of(slot).attributes:  # it was not laid out for wgmma
-        return None
-    return slot if _descriptor(value.type.element_type, mem_layout(slot.type), op_index) else None
+    return slot if "mt.alignment" in buffer_of(slot).attributes else None
