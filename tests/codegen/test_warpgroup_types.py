@@ -1,5 +1,6 @@
 """Products of tf32 and of bytes in PTX and SASS: instructions, registers, how A gets into them."""
 
+import itertools
 import re
 
 import pytest
@@ -57,7 +58,7 @@ def test_instructions(case):
 
 
 def test_words_of_a_come_where_the_instructions_want_them():
-    """A pair of rows in 8 bytes, and no move between the loads and the products."""
+    """A pair of rows in 8 bytes, and no move between the loads and the products of either half."""
     compiled = matmul(torch.float32, False, (128, 256, 32))
     assert len(re.findall(r"ld\.shared\.v2", compiled.ptx)) == 16
     sass = disassemble(assemble(compiled.ptx, "sm_90a", compiled.name).cubin)
@@ -65,8 +66,11 @@ def test_words_of_a_come_where_the_instructions_want_them():
         name for name in re.findall(r"\*/\s+(?:@!?U?P\d+ )?(\w+)[.\w]* ", sass) if name != "NOP"
     ]
     first = code.index("LDS")
-    loop = code[first : code.index("HGMMA", first)]
+    last = max(i for i, name in enumerate(code) if name == "HGMMA")
+    loop = code[first:last]
     assert loop.count("LDS") == 16 and not {"MOV", "PRMT", "SHFL"} & set(loop)
+    runs = [name for name, _ in itertools.groupby(n for n in loop if n in ("LDS", "HGMMA"))]
+    assert runs == ["LDS", "HGMMA", "LDS", "HGMMA"]
 
 
 def test_bytes_of_a_are_transposed_by_matrix_loads():

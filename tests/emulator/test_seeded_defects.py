@@ -103,7 +103,9 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "bulk.wait_group 2/2: by every thread": _NO_GROUPS,
     },
     "matmul of bytes": {
-        "bar.sync 1/3: removed": _SAME_THREAD,
+        "bar.sync 1/4: removed": _SAME_THREAD,
+        "bar.sync 3/4: removed": _ALL_WAIT,
+        "bar.sync 4/4: removed": _ONE_GROUP,
         "fence.mbarrier_init 1/1: removed": _INIT,
         "fence.proxy.async 1/1: removed": _NO_WRITES,
         "fence.proxy.async 1/1: of global memory only": _NO_WRITES,
@@ -114,6 +116,11 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "fence.mbarrier_init 2/2: removed": _OTHER_FENCE,
         "mbarrier.expect_tx 1/1: by every thread": _ONE_THREAD,
         **{f"bulk load {n}/5: by every thread": _ONE_THREAD for n in range(1, 6)},
+        "wgmma.wait_group 1/4: removed": _TWICE,
+        "wgmma.wait_group 1/4: one group less": _TWICE,
+        "wgmma.wait_group 2/4: removed": _TWICE,
+        "wgmma.wait_group 2/4: one group less": _TWICE,
+        "wgmma.wait_group 2/4: after the next mbarrier.arrive": _TWICE,
         "setmaxnreg 2/2: removed": _REGISTERS,
     },
     "attention, specialised": {
