@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from math import prod
 
-from minitriton.codegen.byte_transpose import load_bytes
 from minitriton.codegen.emit import width_of
 from minitriton.codegen.lower import Lowering
 from minitriton.codegen.matrix_moves import (
@@ -15,7 +14,6 @@ from minitriton.codegen.matrix_moves import (
 )
 from minitriton.codegen.shared_address import load_plan, storage_bytes, store_plan
 from minitriton.codegen.tile import Tile, carried
-from minitriton.ir.byte_transpose import byte_transpose_plan
 from minitriton.ir.conversion import storage_bits
 from minitriton.ir.encoding import layout_of, mem_layout
 from minitriton.ir.mlir import ir
@@ -50,16 +48,13 @@ def lower_local_load(lowering: Lowering, op: ir.Operation) -> None:
     layout, element = layout_of(result.type), carried(result.type.element_type)
     shared, bits = mem_layout(buffer.type), storage_bits(width_of(element))
     pointer, count = lowering.scalar(buffer), layout.num_registers
-    turned = byte_transpose_plan(shared, layout) if bits == 8 else None
-    if turned is not None and lowering.target.has("ldmatrix"):
-        return lowering.set_registers(result, load_bytes(lowering, turned, pointer, count))
     plan = shared_access_plan(shared, layout, bits)
     matrices = load_matrices_plan(lowering, shared, layout, bits, plan.vec)
     if matrices is not None:
         registers = load_matrices(lowering, matrices, pointer, element, count)
     else:
         registers = load_plan(lowering, plan, pointer, element, count)
-    return lowering.set_registers(result, registers)
+    lowering.set_registers(result, registers)
 
 
 def lower_mem_index(lowering: Lowering, op: ir.Operation) -> None:
