@@ -130,7 +130,7 @@ def _sums_from_zero(lowering: Lowering, op: ir.Operation) -> list[int]:
             continue
         user = uses[0].owner.operation
         if user.name == "mt.warpgroup_dot" and user.block == body:
-            zero = lowering.zero(lowering.f32)
+            zero = lowering.zero(carried(init.type.element_type))
             if all(value == zero for value in lowering.held(init)):
                 found.append(index)
     return found

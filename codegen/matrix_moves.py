@@ -47,8 +47,8 @@ def _better_plan(
     return plan
 
 
-def _attributes(plan: LdmatrixPlan) -> dict[str, ir.Attribute]:
-    order = "col" if plan.transposed else "row"
+def _attributes(transposed: bool) -> dict[str, ir.Attribute]:
+    order = "col" if transposed else "row"
     return {
         "layout": attribute(f"#nvvm.mma_layout<{order}>"),
         "shape": attribute(_SHAPE),
@@ -62,21 +62,27 @@ def load_matrices(
     """The `count` registers of the fragment layout, from the tile at `pointer`."""
     stored = storage_type(lowering, element)
     address = _address(lowering, plan, pointer)
-    attributes = _attributes(plan) | {
-        "num": ir.IntegerAttr.get(lowering.i32, plan.matrices),
-    }
-    many = type_named(f"!llvm.struct<({', '.join(['i32'] * plan.matrices)})>")
-    type_ = lowering.i32 if plan.matrices == 1 else many
     result: list[ir.Value | None] = [None] * count
     for instruction in plan.instructions:
         place = address.at(instruction.offset)
-        loaded = lowering.op("nvvm.ldmatrix", type_, (place,), attributes)
-        for index, registers in enumerate(instruction.registers):
-            word = loaded if plan.matrices == 1 else extract(lowering, loaded, index)
+        words = load_blocks(lowering, place, plan.matrices, transposed=plan.transposed)
+        for word, registers in zip(words, instruction.registers, strict=True):
             values = lowering.split_bits(word, stored, len(registers))
             for register, value in zip(registers, values, strict=True):
                 result[register] = from_storage(lowering, value, element)
     return [value for value in result if value is not None]
+
+
+def load_blocks(
+    lowering: Lowering, place: ir.Value, count: int, *, transposed: bool
+) -> list[ir.Value]:
+    """One ldmatrix: the i32 words of `count` blocks (1, 2 or 4), whose rows begin at `place`."""
+    attributes = _attributes(transposed) | {"num": ir.IntegerAttr.get(lowering.i32, count)}
+    if count == 1:
+        return [lowering.op("nvvm.ldmatrix", lowering.i32, (place,), attributes)]
+    type_ = type_named(f"!llvm.struct<({', '.join(['i32'] * count)})>")
+    loaded = lowering.op("nvvm.ldmatrix", type_, (place,), attributes)
+    return [extract(lowering, loaded, index) for index in range(count)]
 
 
 def store_matrices(
@@ -84,7 +90,7 @@ def store_matrices(
 ) -> None:
     """Writes a fragment to the tile at `pointer`."""
     address = _address(lowering, plan, pointer)
-    attributes = _attributes(plan)
+    attributes = _attributes(plan.transposed)
     for instruction in plan.instructions:
         words = [
             lowering.join_bits([to_storage(lowering, registers[r]) for r in block], lowering.i32)

@@ -12,6 +12,7 @@ from minitriton.ir.dialect import MemType
 from minitriton.ir.mlir import ir
 
 BARRIER_BYTES = 8
+MAX_HOISTED = 4  # boxes of a copy whose coordinates are values, which LLVM keeps through a loop
 
 
 def lower_tma_copy(lowering: Lowering, op: ir.Operation) -> None:
@@ -19,15 +20,36 @@ def lower_tma_copy(lowering: Lowering, op: ir.Operation) -> None:
     signal = shared_word(lowering, lowering.scalar(barrier))
     asks = lowering.and_(lowering.is_first_thread, lowering.scalar(runs))
     rank = len(coordinates)
-    names = ", ".join(f"${3 + i}" for i in range(rank))
-    text = (
-        f"@$0 cp.async.bulk.tensor.{rank}d.shared::cluster.global.mbarrier::complete_tx::bytes "
-        f"[$1], [$2, {{{names}}}], [${3 + rank}];"
-    )
     constraints = ",".join(["b", "r", "l", *["r"] * rank, "r", "~{memory}"])
     pointer = lowering.map_pointers[integer_attribute(op, "map")]
-    for at, corner in _boxes(lowering, op, buffer, coordinates):
-        lowering.asm(text, constraints, [], [asks, at, pointer, *corner, signal])
+    boxes = _boxes(lowering, op, buffer)
+    if len(boxes) <= MAX_HOISTED:
+        for at, corner in _placed(lowering, boxes, buffer, coordinates):
+            lowering.asm(
+                _copy_text([0] * rank), constraints, [], [asks, at, pointer, *corner, signal]
+            )
+        return
+    starts = [lowering.scalar(c) for c in coordinates]
+    target = shared_word(lowering, lowering.scalar(buffer))
+    for offset, steps in boxes:
+        at = lowering.add(target, offset) if offset else target
+        lowering.asm(_copy_text(steps), constraints, [], [asks, at, pointer, *starts, signal])
+
+
+def _copy_text(steps: Sequence[int]) -> str:
+    """A copy of the box whose first element is `steps` behind the given coordinates."""
+    rank = len(steps)
+    names = [f"c{i}" if step else f"${3 + i}" for i, step in enumerate(steps)]
+    sums = [
+        f".reg .b32 c{i};\nadd.s32 c{i}, ${3 + i}, {step};\n"
+        for i, step in enumerate(steps)
+        if step
+    ]
+    copy = (
+        f"@$0 cp.async.bulk.tensor.{rank}d.shared::cluster.global.mbarrier::complete_tx::bytes "
+        f"[$1], [$2, {{{', '.join(names)}}}], [${3 + rank}];"
+    )
+    return f"{{\n{''.join(sums)}{copy}\n}}" if sums else copy
 
 
 def lower_tma_store(lowering: Lowering, op: ir.Operation) -> None:
@@ -40,7 +62,7 @@ def lower_tma_store(lowering: Lowering, op: ir.Operation) -> None:
     constraints = ",".join(["b", "r", "l", *["r"] * rank, "~{memory}"])
     asks = lowering.is_first_thread
     pointer = lowering.map_pointers[integer_attribute(op, "map")]
-    for at, corner in _boxes(lowering, op, buffer, coordinates):
+    for at, corner in _placed(lowering, _boxes(lowering, op, buffer), buffer, coordinates):
         lowering.asm(text, constraints, [], [asks, at, pointer, *corner])
     lowering.asm("@$0 cp.async.bulk.commit_group;", "b,~{memory}", [], [asks])
 
@@ -52,10 +74,8 @@ def lower_tma_store_wait(lowering: Lowering, op: ir.Operation) -> None:
     lowering.asm(text, "b,~{memory}", [], [lowering.is_first_thread])
 
 
-def _boxes(
-    lowering: Lowering, op: ir.Operation, buffer: ir.Value, coordinates: Sequence[ir.Value]
-) -> Iterator[tuple[ir.Value, list[ir.Value]]]:
-    """(shared address, coordinates of the first element) of each box of a tile.
+def _boxes(lowering: Lowering, op: ir.Operation, buffer: ir.Value) -> list[tuple[int, list[int]]]:
+    """(byte offset in the buffer, first element by dimension of the map) of each box of a tile.
 
     Boxes are narrower than the tile where its rows are wider than the swizzle, and lower where it
     has more rows than a box may have.
@@ -64,16 +84,27 @@ def _boxes(
     tile = MemType(buffer.type).tensor_type.shape
     places = list(ir.DenseI32ArrayAttr(op.attributes["dims"]))  # of the tile's dims in the map
     box = [description["box"][place] for place in places]
+    size = prod(box) * description["element_bytes"]
+    found = []
+    for number, corner in enumerate(_corners(tile, box, places.index(0))):
+        steps = [0] * len(description["box"])
+        for dim, place in enumerate(places):
+            steps[place] = corner[dim]
+        found.append((number * size, steps))
+    return found
+
+
+def _placed(
+    lowering: Lowering, boxes: Sequence[tuple[int, list[int]]], buffer: ir.Value,
+    coordinates: Sequence[ir.Value],
+) -> Iterator[tuple[ir.Value, list[ir.Value]]]:  # fmt: skip
+    """(shared address, coordinates of the first element) of boxes."""
     target = shared_word(lowering, lowering.scalar(buffer))
     starts = [lowering.scalar(c) for c in coordinates]
-    bytes_before = 0
-    for corner in _corners(tile, box, places.index(0)):
-        moved = list(starts)
-        for dim, place in enumerate(places):
-            if corner[dim]:
-                moved[place] = lowering.add(moved[place], corner[dim])
-        yield lowering.add(target, bytes_before) if bytes_before else target, moved
-        bytes_before += prod(box) * description["element_bytes"]
+    for offset, steps in boxes:
+        pairs = zip(starts, steps, strict=True)
+        moved = [lowering.add(start, step) if step else start for start, step in pairs]
+        yield lowering.add(target, offset) if offset else target, moved
 
 
 def _corners(tile: list[int], box: list[int], inner: int) -> list[list[int]]:

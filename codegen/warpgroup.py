@@ -2,21 +2,27 @@
 
 All instructions of a dot are one piece of inline PTX whose outputs are tied to its accumulator
 inputs. So nothing can come between two products that are in flight, least of all a copy of an
-accumulator register, for which ptxas would wait after every instruction.
+accumulator register, for which ptxas would wait after every instruction. Where threads load A they
+are two such pieces: one half is loaded while the tensor cores are at the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TypeAlias
 
-from minitriton.codegen.dot import fp8_name
+from minitriton.codegen.byte_transpose import load_bytes
+from minitriton.codegen.dot import fp8_name, to_tf32
 from minitriton.codegen.lower import Lowering, integer_attribute
-from minitriton.codegen.shared_address import shared_word
+from minitriton.codegen.shared_address import load_plan, shared_word
+from minitriton.codegen.tile import carried
 from minitriton.codegen.warp_ops import shuffle_word
+from minitriton.ir.byte_transpose import byte_transpose_plan
 from minitriton.ir.diagnostics import InternalError
 from minitriton.ir.dialect import MemType
 from minitriton.ir.encoding import mem_layout
-from minitriton.ir.layouts import mma_tiles
+from minitriton.ir.layouts import adjacent_rows, mma_operand, mma_tiles, shared_access_plan
 from minitriton.ir.matrix_descriptor import STEP_BYTES, MatrixDescriptor, matrix_descriptor
 from minitriton.ir.mlir import ir
 
@@ -28,10 +34,10 @@ ADDRESS_MASK = 0x3FFF0  # of shared memory, in whole 16 bytes
 class _Asm:
     """The text, operands and constraints of the instructions of one dot."""
 
-    def __init__(self, accumulators: Sequence[ir.Value], *, fresh: bool) -> None:
+    def __init__(self, accumulators: Sequence[ir.Value], letter: str, *, fresh: bool) -> None:
         self.count = len(accumulators)
         self.operands = [] if fresh else list(accumulators)
-        self.constraints = ["=f"] * self.count
+        self.constraints = [f"={letter}"] * self.count
         self.constraints += [str(index) for index in range(len(self.operands))]
         self.lines = [".reg .pred p, q;", "setp.eq.u32 p, 0, 0;", "setp.ne.u32 q, 0, 0;"]
         self.lines.append("wgmma.fence.sync.aligned;")
@@ -50,46 +56,62 @@ class _Asm:
 
 
 def lower_warpgroup_dot(lowering: Lowering, op: ir.Operation) -> None:
-    a, b, c = op.operands
-    rows, columns = op.results[0].type.shape
-    (warps, _) = ir.DenseI32ArrayAttr(op.attributes["mt.warps"])
-    kind = [_element_name(value.type) for value in (a, b)]
+    _, b, c = op.operands
+    element = op.results[0].type.element_type
     right = _Operand(lowering, b, 1)
-    left = _Operand(lowering, a, 0) if isinstance(a.type, MemType) else None
-    words = {} if left else _register_words(lowering, a, (rows, columns, right.depth), warps)
-    sums = lowering.held(c)
-    fresh = all(value == lowering.zero(lowering.f32) for value in sums)
-    asm = _Asm(sums, fresh=fresh)
-    first_scale = "q" if fresh else "p"  # of the instructions with k = 0
-    if c in lowering.counted_sums:
-        first_scale = asm.operand(lowering.counted_sums[c], "b")
+    left = _left_of(lowering, op, right.depth)
     step = STEP_BYTES // right.size
-    name = f"wgmma.mma_async.sync.aligned.m64n{columns}k{step}.f32.{kind[0]}.{kind[1]}"
+    steps = list(range(0, right.depth, step))
+    parts = [steps]
+    if isinstance(left, _Rows):
+        parts = [part for part in (steps[: len(steps) // 2], steps[len(steps) // 2 :]) if part]
+    sums = lowering.held(c)
+    fresh = all(value == lowering.zero(element) for value in sums)
+    for number, part in enumerate(parts):
+        if isinstance(left, _Rows):  # into registers that products of this part may still read
+            _wait(lowering, len(parts) - 1)
+            left.load([k // step for k in part])
+        asm = _Asm(sums, _letter(lowering, element), fresh=fresh and number == 0)
+        for k in part:
+            scale = "q" if fresh and k == 0 else "p"
+            if k == 0 and c in lowering.counted_sums:
+                scale = asm.operand(lowering.counted_sums[c], "b")
+            _add_step(lowering, op, asm, (left, right), k, scale)
+        asm.lines.append("wgmma.commit_group.sync.aligned;")
+        if "mt.in_flight" not in op.attributes and number == len(parts) - 1:
+            asm.lines.append("wgmma.wait_group.sync.aligned 0;")
+        sums = lowering.asm(
+            "{\n" + "\n".join(asm.lines) + "\n}",
+            ",".join([*asm.constraints, "~{memory}"]),
+            [element] * asm.count,
+            asm.operands,
+        )
+    lowering.set_registers(op.results[0], sums)
+
+
+def _add_step(
+    lowering: Lowering, op: ir.Operation, asm: _Asm, operands: tuple[_Left, _Operand], k: int,
+    scale: str,
+) -> None:  # fmt: skip
+    """The instructions at depth `k`; scale: whether they add to what is in the registers."""
+    (left, right), (rows, columns) = operands, op.results[0].type.shape
+    step = STEP_BYTES // right.size
+    name = f"wgmma.mma_async.sync.aligned.m64n{columns}k{step}.{_kind(lowering, op)}"
+    signs = ", 1, 1" if op.results[0].type.element_type == lowering.f32 else ""
+    second = asm.operand(right.at(0, k), "l")
+    (warps, _) = ir.DenseI32ArrayAttr(op.attributes["mt.warps"])
     step_rows = 16 * warps  # the warpgroups lie along M, then the tile repeats
     registers = columns // 2
-    for k in range(0, right.depth, step):
-        second = asm.operand(right.at(0, k), "l")
-        scale = first_scale if k == 0 else "p"
-        for m in range(rows // step_rows):
-            if left is not None:
-                first = asm.operand(left.at(m * step_rows, k), "l")
-                orders = f", {left.transposed}, {right.transposed}"
-            else:
-                fragment = [asm.operand(word, "r") for word in words[m, k // step]]
-                first, orders = "{" + ", ".join(fragment) + "}", f", {right.transposed}"
-            orders = orders if right.size == 2 else ""  # fp8 has only one
-            products = asm.accumulators(m * registers, registers)
-            asm.lines.append(f"{name} {products}, {first}, {second}, {scale}, 1, 1{orders};")
-    asm.lines.append("wgmma.commit_group.sync.aligned;")
-    if "mt.in_flight" not in op.attributes:
-        asm.lines.append("wgmma.wait_group.sync.aligned 0;")
-    results = lowering.asm(
-        "{\n" + "\n".join(asm.lines) + "\n}",
-        ",".join([*asm.constraints, "~{memory}"]),
-        [lowering.f32] * asm.count,
-        asm.operands,
-    )
-    lowering.set_registers(op.results[0], results)
+    for m in range(rows // step_rows):
+        if isinstance(left, _Operand):
+            first = asm.operand(left.at(m * step_rows, k), "l")
+            orders = f", {left.transposed}, {right.transposed}"
+        else:
+            fragment = [asm.operand(word, "r") for word in left.words[m, k // step]]
+            first, orders = "{" + ", ".join(fragment) + "}", f", {right.transposed}"
+        orders = orders if right.size == 2 else ""  # others have only one
+        sums = asm.accumulators(m * registers, registers)
+        asm.lines.append(f"{name} {sums}, {first}, {second}, {scale}{signs}{orders};")
 
 
 class _Operand:
@@ -122,10 +144,24 @@ class _Operand:
         return self._made[offset]
 
 
-def _element_name(type_: ir.Type) -> str:
-    tensor = MemType(type_).tensor_type if isinstance(type_, MemType) else type_
-    element = tensor.element_type
-    return fp8_name(element) if element.width == 8 else str(element)
+def _kind(lowering: Lowering, op: ir.Operation) -> str:
+    """The types of an instruction: of sums, A and B."""
+    names = []
+    for value, side in zip(op.operands, "ab", strict=False):
+        element = _element_of(value)
+        if element == lowering.i8:
+            names.append("u8" if f"mt.unsigned_{side}" in op.attributes else "s8")
+        elif element == lowering.f32:
+            names.append("tf32")
+        else:
+            names.append(fp8_name(element) if element.width == 8 else str(element))
+    is_float = op.results[0].type.element_type == lowering.f32
+    return ".".join(["f32" if is_float else "s32", *names])
+
+
+def _letter(lowering: Lowering, element: ir.Type) -> str:
+    """The constraint of an accumulator register."""
+    return "f" if element == lowering.f32 else "r"
 
 
 def _signed(value: int) -> int:
@@ -140,38 +176,107 @@ def warpgroup(lowering: Lowering) -> ir.Value:
     )
 
 
-def _register_words(
-    lowering: Lowering, a: ir.Value, shape: tuple[int, int, int], warps: int
-) -> dict[tuple[int, int], list[ir.Value]]:
-    """For each (repetition along M, K step) the four words of A: those of mma.sync."""
-    source, bits = lowering.registers(a), a.type.element_type.width
-    words: dict[tuple[int, int], list[ir.Value]] = {}
-    for tile in mma_tiles(shape, (warps, 1), bits):
-        if (tile.m, tile.k) not in words:
-            values, each = [source[register] for register in tile.a], 32 // bits
-            words[tile.m, tile.k] = [
-                lowering.join_bits(values[i : i + each], lowering.i32)
-                for i in range(0, 4 * each, each)
-            ]
+class _Words:
+    """A in registers: for each (repetition along M, K step) the four words, those of mma.sync."""
+
+    def __init__(self, lowering: Lowering, op: ir.Operation, depth: int) -> None:
+        a, (rows, columns) = op.operands[0], op.results[0].type.shape
+        self._lowering = lowering
+        self.bits = _element_of(a).width
+        (warps, _) = ir.DenseI32ArrayAttr(op.attributes["mt.warps"])
+        self._tiles = {
+            (tile.m, tile.k): tile.a
+            for tile in mma_tiles((rows, columns, depth), (warps, 1), self.bits)
+        }
+        self.words: dict[tuple[int, int], list[ir.Value]] = {}
+
+    def take(self, registers: Mapping[int, ir.Value]) -> None:
+        """The words whose elements are in `registers`, by number."""
+        each = 32 // self.bits
+        for place, numbers in self._tiles.items():
+            if numbers[0] in registers:
+                values = [registers[number] for number in numbers]
+                self.words[place] = [
+                    self._lowering.join_bits(values[i : i + each], self._lowering.i32)
+                    for i in range(0, 4 * each, each)
+                ]
+
+
+class _Rows(_Words):
+    """A in shared memory along M, of which threads load neighbouring rows (`adjacent_rows`)."""
+
+    def __init__(self, lowering: Lowering, op: ir.Operation, depth: int) -> None:
+        super().__init__(lowering, op, depth)
+        self._slot = op.operands[0]
+        rows = op.results[0].type.shape[0]
+        warps = tuple(ir.DenseI32ArrayAttr(op.attributes["mt.warps"]))
+        order = adjacent_rows(rows, self.bits)
+        self._layout = mma_operand((rows, depth), 0, warps, self.bits, order)
+
+    def load(self, steps: Sequence[int]) -> None:
+        """The words of some K steps."""
+        wanted = {n for (_, k), numbers in self._tiles.items() if k in steps for n in numbers}
+        pointer, shared = self._lowering.scalar(self._slot), mem_layout(self._slot.type)
+        turned = byte_transpose_plan(shared, self._layout) if self.bits == 8 else None
+        if turned is not None:
+            blocks = tuple(found for found in turned.instructions if found.first in wanted)
+            part = replace(turned, instructions=blocks)
+            values = load_bytes(self._lowering, part, pointer, len(wanted))
+        else:
+            plan = shared_access_plan(shared, self._layout, self.bits)
+            groups = tuple(group for group in plan.groups if group.registers[0] in wanted)
+            part_plan = replace(plan, groups=groups)
+            element, count = carried(_element_of(self._slot)), self._layout.num_registers
+            values = load_plan(self._lowering, part_plan, pointer, element, count)
+        self.take(dict(zip(sorted(wanted), values, strict=True)))
+
+
+_Left: TypeAlias = "_Operand | _Words"
+
+
+def _left_of(lowering: Lowering, op: ir.Operation, depth: int) -> _Left:
+    a = op.operands[0]
+    if "mt.adjacent_rows" in op.attributes and isinstance(a.type, MemType):
+        return _Rows(lowering, op, depth)
+    if isinstance(a.type, MemType):
+        return _Operand(lowering, a, 0)
+    registers = lowering.registers(a)
+    if _element_of(a) == lowering.f32:
+        registers = [lowering.bitcast(to_tf32(lowering, v), lowering.f32) for v in registers]
+    words = _Words(lowering, op, depth)
+    words.take(dict(enumerate(registers)))
     return words
+
+
+def _element_of(value: ir.Value) -> ir.Type:
+    """Of a tile or a buffer."""
+    is_buffer = isinstance(value.type, MemType)
+    return (MemType(value.type).tensor_type if is_buffer else value.type).element_type
 
 
 def lower_warpgroup_result(lowering: Lowering, op: ir.Operation) -> None:
     """The accumulators go through the wait, so that no use of theirs can come before it."""
     registers = lowering.held(op.operands[0])
-    count = len(registers)
-    constraints = ["=f"] * count + [str(index) for index in range(count)] + ["~{memory}"]
+    count, element = len(registers), op.results[0].type.element_type
+    constraints = (
+        [f"={_letter(lowering, element)}"] * count
+        + [str(index) for index in range(count)]
+        + ["~{memory}"]
+    )
     results = lowering.asm(
         f"wgmma.wait_group.sync.aligned {integer_attribute(op, 'pending')};",
         ",".join(constraints),
-        [lowering.f32] * count,
+        [element] * count,
         registers,
     )
     lowering.set_registers(op.results[0], results)
 
 
 def lower_warpgroup_wait(lowering: Lowering, op: ir.Operation) -> None:
-    pending = integer_attribute(op, "pending")
+    _wait(lowering, integer_attribute(op, "pending"))
+
+
+def _wait(lowering: Lowering, pending: int) -> None:
     lowering.asm(f"wgmma.wait_group.sync.aligned {pending};", "~{memory}", [])
 
 

@@ -21,6 +21,7 @@ __all__ = [
     "LdmatrixPlan",
     "MmaTile",
     "SharedAccessPlan",
+    "adjacent_rows",
     "bank_conflicts",
     "blocked",
     "broadcast_result",
@@ -144,8 +145,38 @@ def _warp_vectors(walk: _Walk, warps_per_dim: Sequence[int]) -> list[tuple[int, 
     return [vector for dim in dims for vector in walk.take(dim, warps_per_dim[dim])]
 
 
+def adjacent_rows(rows: int, elem_bits: int) -> tuple[int, ...]:
+    """An order of the rows of A for reading it out of `shared_tma` memory along M: for each bit of
+    a row's number in the fragments the bit of the tile's row.
+
+    A thread's two rows of an instruction are neighbours. Which ones the lanes have keeps 8-byte
+    loads of 32-bit elements, and `ldmatrix` on bytes, free of bank conflicts. rows >= 32.
+    """
+    placed = (1, 2, 3, 0) if elem_bits == 8 else (1, 4, 2, 0)  # bit 3 is the thread's second row
+    left = [bit for bit in range(log2_exact(rows)) if bit not in placed]
+    return (*placed, *left)
+
+
+def _in_order(
+    vectors: Sequence[tuple[int, ...]], dim: int, order: Sequence[int] | None
+) -> list[tuple[int, ...]]:
+    """Vectors whose coordinate bits along `dim` are renamed."""
+    if order is None:
+        return list(vectors)
+    return [
+        tuple(
+            sum(1 << order[bit] for bit in range(len(order)) if x >> bit & 1) if d == dim else x
+            for d, x in enumerate(vector)
+        )
+        for vector in vectors
+    ]
+
+
 def mma_accumulator(
-    shape: Sequence[int], warps_per_dim: Sequence[int], instr: tuple[int, int] = (16, 8)
+    shape: Sequence[int],
+    warps_per_dim: Sequence[int],
+    instr: tuple[int, int] = (16, 8),
+    row_order: Sequence[int] | None = None,
 ) -> LinearLayout:
     """32-bit accumulator fragments of mma.sync m16n8 (instr (16, 8)) and wgmma (instr (16, N)).
 
@@ -153,6 +184,7 @@ def mma_accumulator(
     further bits columns 8, 16, ... up to instr[1]. Then warps are placed (rows fastest), then
     registers repeat along columns, then rows, then the batch dimension of a rank-3 tile.
     A tile smaller than the instruction keeps its replicating register bits.
+    row_order: see `adjacent_rows`; None is the natural one.
     """
     m, n = len(shape) - 2, len(shape) - 1
     walk = _Walk(shape)
@@ -162,11 +194,16 @@ def mma_accumulator(
     walk.take(m, instr[0] // 16)
     warp = _warp_vectors(walk, warps_per_dim)
     register += walk.rest((n, m, *reversed(range(m))))
-    return LinearLayout.distributed(shape, register, lane, warp)
+    vectors = (_in_order(v, m, row_order) for v in (register, lane, warp))
+    return LinearLayout.distributed(shape, *vectors)
 
 
 def mma_operand(
-    shape: Sequence[int], op_index: int, warps_per_dim: Sequence[int], elem_bits: int
+    shape: Sequence[int],
+    op_index: int,
+    warps_per_dim: Sequence[int],
+    elem_bits: int,
+    row_order: Sequence[int] | None = None,
 ) -> LinearLayout:
     """Fragments of A (op_index 0, [..., M, K]) or B (1, [..., K, N]) of m16n8k(256/elem_bits).
 
@@ -174,6 +211,7 @@ def mma_operand(
     (along K); for A row 8; K half (offset 128/elem_bits); then tiles along K, tiles along M or
     N, batch. So the 32-bit registers a0..a3, b0..b1 of one instruction are consecutive.
     Warps that split the other operand replicate this one. ValueError where K is too small.
+    row_order: of A, see `adjacent_rows`; None is the natural one.
     """
     rank = len(shape)
     k = rank - 1 if op_index == 0 else rank - 2
@@ -195,7 +233,8 @@ def mma_operand(
     warp = _warp_vectors(walk, owners)
     warp[first:first] = [(0,) * rank] * count
     register += walk.rest((k, free, *reversed(range(rank - 2))))
-    return LinearLayout.distributed(shape, register, lane, warp)
+    vectors = (_in_order(v, free, row_order) for v in (register, lane, warp))
+    return LinearLayout.distributed(shape, *vectors)
 
 
 @dataclass(frozen=True)

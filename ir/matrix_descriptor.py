@@ -1,4 +1,4 @@
-"""wgmma's view of a 16-bit or fp8 operand tile in shared memory: the 64-bit matrix descriptor.
+"""wgmma's view of an operand tile in shared memory: the 64-bit matrix descriptor.
 
 A tile that wgmma can read is cut into panels of `span` bytes along its fastest dimension, swizzled
 by the same amount: exactly what `shared_tma` describes. Whether some layout is one of those is
@@ -25,8 +25,8 @@ _UNIT = 16  # lengths in descriptors count 16 bytes
 class MatrixDescriptor:
     """An operand of `free` rows (M) or columns (N) and depth `depth`.
 
-    k_major: K is the fastest dimension, as fp8 must have it. span: swizzle and panel width in
-    bytes. size: bytes of an element, 1 or 2.
+    k_major: K is the fastest dimension, as all but 16-bit elements must have it. span: swizzle and
+    panel width in bytes. size: bytes of an element: 1, 2 or 4 (tf32).
     """
 
     free: int
@@ -52,7 +52,7 @@ class MatrixDescriptor:
         return code << 62 | (self.stride // _UNIT) << 32 | (self.leading // _UNIT) << 16
 
     def offset(self, free: int, depth: int) -> int:
-        """Byte offset at which the sub-tile at (free, depth) starts: multiples of 8 and 16."""
+        """Byte offset at which the sub-tile at (free, depth) starts: 8 rows, 32 bytes apart."""
         row, column = (free, depth) if self.k_major else (depth, free)
         panel, inner = divmod(column * self.size, self.span)
         rows = self.free if self.k_major else self.depth

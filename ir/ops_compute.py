@@ -114,7 +114,8 @@ class WarpgroupDotOp(MT.Operation, name="warpgroup_dot"):
 
     With the unit attribute `mt.in_flight` the products run on: the result may only be the
     accumulator of the next warpgroup_dot until a warpgroup_result takes it, and a must not change.
-    Else they are done.
+    Else they are done. fp32 is multiplied as tf32: a tile is rounded to that, a buffer must be.
+    With `mt.adjacent_rows` threads load a from its buffer, after all products before this dot.
     """
 
     a: Operand[Any]

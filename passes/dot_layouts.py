@@ -12,7 +12,7 @@ from minitriton.ir.mlir import ir
 from minitriton.ir.types import bit_width
 from minitriton.passes.op_classes import is_elementwise
 from minitriton.passes.traversal import blocks_of, int_attribute, terminator_of
-from minitriton.passes.warpgroup_dots import suits_warpgroups
+from minitriton.passes.warpgroup_dots import ADJACENT_ROWS, suits_warpgroups
 
 MMA_M, MMA_N = 16, 8
 
@@ -46,22 +46,31 @@ def mma_element_bits(op: ir.Operation) -> int | None:
 
 def plan_dot(op: ir.Operation, num_warps: int, *, wgmma: bool = False) -> DotPlan:
     """The layouts in which `op` (mt.dot) runs; wgmma: it may become a warpgroup_dot."""
-    a, b, c = (tuple(v.type.shape) for v in op.operands)
+    a, _, c = (tuple(v.type.shape) for v in op.operands)
     k = a[-1]
     bits = mma_element_bits(op)
     if bits is not None and granule(k) * bits >= 256:
         rows_first = (wgmma and suits_warpgroups(op, num_warps)) or _keeps_rows(op)
         warps = _rows_first(c, num_warps) if rows_first else None
         warps = warps or layouts.choose_mma_warps(c, num_warps)
-        return DotPlan(
-            warps,
-            layouts.mma_operand(a, 0, warps, bits),
-            layouts.mma_operand(b, 1, warps, bits),
-            layouts.mma_accumulator(c, warps),
-        )
+        return mma_plan(op, warps, bits)
     accumulator = layouts.default_blocked(c, num_warps, vec=4)
     return DotPlan(
         None, fma_operand(accumulator, 0, k), fma_operand(accumulator, 1, k), accumulator
+    )
+
+
+def mma_plan(op: ir.Operation, warps: tuple[int, ...], bits: int) -> DotPlan:
+    """The layouts of a dot on tensor cores, whose instruction has elements of `bits`."""
+    a, b, c = (tuple(v.type.shape) for v in op.operands)
+    order = None
+    if ADJACENT_ROWS in op.attributes:
+        order = layouts.adjacent_rows(c[0], bits)
+    return DotPlan(
+        warps,
+        layouts.mma_operand(a, 0, warps, bits, order),
+        layouts.mma_operand(b, 1, warps, bits),
+        layouts.mma_accumulator(c, warps, row_order=order),
     )
 
 

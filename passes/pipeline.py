@@ -14,6 +14,7 @@ from minitriton.passes import (
     fuse_reductions,
     insert_barriers,
     legality,
+    orient_dots,
     pipeline_loads,
     producer_slice,
     simplify,
@@ -49,6 +50,7 @@ def tile_pipeline(target: Target, options: PassOptions | None = None) -> list[Bo
     steps = [
         Pass("simplify", simplify.run),
         Pass("fuse_reductions", fuse_reductions.run),
+        Pass("orient_dots", orient_dots.run),
         Pass("assign_layouts", assign_layouts.run),
         *check,
         Pass("pipeline_loads", pipeline_loads.run),

@@ -171,8 +171,13 @@ def _staged(module: ir.Module, feeding: list[ir.Operation], facts: _Facts) -> li
         else:
             chosen.append(load)
     reasons: dict[ir.Operation, NotAffine] = {}
+    unrounded: list[ir.Operation] = []  # fp32 that threads would copy, so that wgmma cannot read it
     while True:
-        staged = [_with_map(s, facts, reasons) for s in _stage(chosen, facts)]
+        staged = [_with_map(s, facts, reasons) for s in _stage(chosen, unrounded, facts)]
+        found = [s.load for s in staged if s.map is None and _is_for_tf32(s)]
+        if found:
+            unrounded += found
+            continue
         narrow = [s.load for s in staged if s.map is None and _is_narrow(s.load, facts.axis)]
         if not narrow:
             for load, why in reasons.items():
@@ -223,9 +228,15 @@ def _order(load: ir.Operation, facts: _Facts) -> tuple[int, ...]:
     return (fastest, *(d for d in dims if d != fastest))
 
 
-def _stage(loads: list[ir.Operation], facts: _Facts) -> list[Staged]:
+def _is_for_tf32(staged: Staged) -> bool:
+    is_single = isinstance(element_of(staged.load.results[0].type), ir.F32Type)
+    return staged.alignment == ALIGNMENT and is_single
+
+
+def _stage(loads: list[ir.Operation], unrounded: list[ir.Operation], facts: _Facts) -> list[Staged]:
     orders = [_order(load, facts) for load in loads]
-    slots = operand_slots(list(zip(loads, orders, strict=True))) if facts.wgmma else {}
+    readable = [pair for pair in zip(loads, orders, strict=True) if pair[0] not in unrounded]
+    slots = operand_slots(readable) if facts.wgmma else {}
     staged = []
     for load, order in zip(loads, orders, strict=True):
         type_ = load.results[0].type

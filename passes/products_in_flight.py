@@ -18,6 +18,7 @@ from minitriton.ir.builder import Builder, i32_attr
 from minitriton.ir.dialect import MemType
 from minitriton.ir.mlir import ir
 from minitriton.passes.traversal import Value, block_of, defining_op, ops_of, terminator_of
+from minitriton.passes.warpgroup_dots import ADJACENT_ROWS
 
 ACCUMULATOR = 2  # operand number of a dot
 
@@ -63,6 +64,10 @@ def keep_in_flight(body: ir.Block, dots: Sequence[ir.Operation]) -> Flights:
         for number, dot in enumerate(plan.dots)
         if dot not in flying
     ]
+    for number, dot in enumerate(plan.dots):
+        if dot in flying and ADJACENT_ROWS in dot.attributes:  # it waits for all before itself
+            meeting.append((plan.place[dot], dot))
+            ends.append(_End(plan.place[dot], dot, number - 1, False))
     own = [plan.place[dot] for dot in plan.dots]
     for dot in flying:
         dot.attributes["mt.in_flight"] = ir.UnitAttr.get()

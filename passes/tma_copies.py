@@ -118,8 +118,10 @@ def copy_boxes(
 
 
 def described(buffer: Mapped, analysis: AffineAnalysis) -> dict[str, Any]:
-    """The tensor map of a buffer's tile as data (ir/tensor_map_specs.py)."""
+    """The tensor map of a buffer's tile as data (ir/tensor_map_specs.py). What wgmma reads of fp32
+    is rounded to tf32 on the way."""
     plan = buffer.map
     assert plan is not None, "only what a tensor map describes is copied"
     type_ = buffer.load.results[0].type
-    return describe(plan, tuple(type_.shape), buffer.order, type_.element_type, analysis)
+    spec = describe(plan, tuple(type_.shape), buffer.order, type_.element_type, analysis)
+    return spec | {"element": "tf32"} if spec["element"] == "f32" else spec

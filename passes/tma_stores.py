@@ -51,6 +51,7 @@ from minitriton.passes.traversal import Value, defining_op, int_attribute, kerne
 EPILOGUE_BYTES = 32 * 1024  # of shared memory for the tiles on their way out of a kernel
 ROOM = "mt.epilogue_bytes"  # attribute of the module that replaces EPILOGUE_BYTES
 MIN_TILE_BYTES = 4096  # below that threads have so few stores that to wait for TMA costs more
+MAX_ROWS = 8  # of a thread that are stored from fragments of a transpose
 MIN_ROW_BYTES = 64  # of a piece, unless the tile's rows are shorter: two sectors of memory
 
 
@@ -212,7 +213,17 @@ def _tile(store: ir.Operation, inner: int, facts: AxisFacts) -> Value | None:
     run = layout.contiguous_registers(inner, limit).width
     while run << layout.dim_shifts[inner] in layout.flat("lane"):
         run *= 2
-    return value if run * bits // 8 < SECTOR_BYTES else None
+    fills = run * bits // 8 >= SECTOR_BYTES
+    return value if not fills or _is_scattered(layout, inner) else None
+
+
+def _is_scattered(layout: LinearLayout, inner: int) -> bool:
+    """Whether neighbouring lanes store different rows, and each thread so many that their addresses
+    would take the registers: fragments of a transpose."""
+    shift = layout.dim_shifts[inner]
+    inside = layout.shape[inner] - 1 << shift
+    rows = 1 << sum(bool(basis & ~inside) for basis in layout.flat("register"))
+    return rows > MAX_ROWS and bool(layout.flat("lane")[0] & ~inside)
 
 
 def _order(store: ir.Operation, analysis: AffineAnalysis) -> tuple[int, ...]:
@@ -258,8 +269,9 @@ def pieces_of(
     layout: LinearLayout, order: tuple[int, ...], bits: int, room: int, *, stmatrix: bool
 ) -> Pieces:
     """The largest pieces of a tile in registers that take at most `room` bytes and that threads
-    can write without bank conflicts, in one slot where none fit into two. Raises NotAffine where
-    there are none."""
+    can write without bank conflicts (with two at a time, if they are scattered), in one slot where
+    none fit into two. Raises NotAffine where there are none."""
+    worst = 2 if _is_scattered(layout, order[0]) else 1
     reason = "threads cannot write its boxes without bank conflicts"
     for most, axis in itertools.product((2, 1), order):
         extent = layout.shape[axis]
@@ -267,7 +279,7 @@ def pieces_of(
         for size in _sizes(extent, min(least, extent)):
             slots = 1 if size == extent else most
             part = narrowed(layout, axis, size)
-            slot = None if part is None else _slot(part, order, bits, stmatrix)
+            slot = None if part is None else _slot(part, order, bits, worst, stmatrix=stmatrix)
             if slot is not None:
                 each = prod(slot.shape) * bits // 8
                 if each * slots <= room and (slots == 1 or each % ALIGNMENT == 0):
@@ -285,9 +297,10 @@ def _sizes(extent: int, least: int) -> list[int]:
 
 
 def _slot(
-    part: LinearLayout, order: tuple[int, ...], bits: int, stmatrix: bool
+    part: LinearLayout, order: tuple[int, ...], bits: int, worst: int, *, stmatrix: bool
 ) -> LinearLayout | None:
-    """The layout in which TMA takes a piece, if writing it there from `part` has no conflicts."""
+    """The layout in which TMA takes a piece, if at most `worst` accesses of threads that write it
+    there from `part` meet in a bank; 1: no conflicts."""
     span = operand_span(part.shape, order, bits // 8)
     if not span:
         return None
@@ -296,7 +309,7 @@ def _slot(
     if matrices is not None and matrices.conflicts == 1:
         return slot
     vector = shared_access_plan(slot, part, bits).vec
-    return slot if bank_conflicts(slot, part, vector, bits) == 1 else None
+    return slot if bank_conflicts(slot, part, vector, bits) <= worst else None
 
 
 def _rewrite(module: ir.Module, copy: _Copy, analysis: AffineAnalysis, *, repeated: bool) -> Value:

@@ -103,7 +103,10 @@ def fills_with_zero(load: ir.Operation) -> bool:
     """Whether an mt.load, where its mask is false, gives +0 as an asynchronous copy does."""
     if len(load.operands) < 3:
         return True
-    constant = splat_constant(defining_op(load.operands[2]))
+    maker = defining_op(load.operands[2])
+    if maker is not None and maker.name == "mt.splat":
+        maker = defining_op(maker.operands[0])
+    constant = splat_constant(maker)
     if constant is None:
         return False
     if isinstance(constant, ir.IntegerAttr):

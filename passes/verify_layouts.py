@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from minitriton.ir import layouts
 from minitriton.ir.axis import is_separable
 from minitriton.ir.diagnostics import InternalError
 from minitriton.ir.dialect import element_of, shape_of
@@ -19,6 +18,7 @@ from minitriton.ir.reduction import is_scannable
 from minitriton.ir.register_maps import narrowed
 from minitriton.ir.target import Target
 from minitriton.ir.types import bit_width
+from minitriton.passes.dot_layouts import mma_plan
 from minitriton.passes.layout_choice import preimage
 from minitriton.passes.op_classes import is_elementwise, is_tile
 from minitriton.passes.tile_pass import PassOptions
@@ -133,13 +133,9 @@ def _dot(op: ir.Operation) -> str | None:
         k = a.shape[-1]
         wrong = a != fma_operand(c, 0, k) or b != fma_operand(c, 1, k)
     else:
-        warps = int_array(op, "mt.warps")
         bits = bit_width(element_of(op.operands[0].type))
-        wrong = (
-            c != layouts.mma_accumulator(c.shape, warps)
-            or a != layouts.mma_operand(a.shape, 0, warps, bits)
-            or b != layouts.mma_operand(b.shape, 1, warps, bits)
-        )
+        plan = mma_plan(op, tuple(int_array(op, "mt.warps")), bits)
+        wrong = (a, b, c) != (plan.a, plan.b, plan.c)
     return "operands are not in the dot's layouts" if wrong else None
 
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
+from minitriton.ir.dialect import element_of
 from minitriton.ir.mlir import ir
 from minitriton.ir.target import Target
+from minitriton.ir.types import bit_width
 from minitriton.passes import persist, ping_pong
 from minitriton.passes.affine import AffineAnalysis
 from minitriton.passes.ahead_of_time import AheadOfTime
@@ -145,7 +147,7 @@ class WarpSplit:
         if not self._groups:
             return False
         dots = _dots(loop)
-        products = sum(prod(d.results[0].type.shape) * d.operands[0].type.shape[-1] for d in dots)
+        products = sum(map(_products, dots))
         if self._forced or "mt.warp_specialize" in loop.attributes:
             return bool(dots)
         return bool(dots) and products >= (ONE_DOT_PRODUCTS if len(dots) == 1 else PRODUCTS)
@@ -195,6 +197,12 @@ class WarpSplit:
 def _dots(loop: ir.Operation) -> list[ir.Operation]:
     """Those of its body that whole warpgroups may make."""
     return [op for op in ops_of(loop.regions[0].blocks[0]) if fits(op)]
+
+
+def _products(dot: ir.Operation) -> int:
+    """Multiplications of 16 bits that take as long as those of a dot; of 8 bits count as much."""
+    whole = prod(dot.results[0].type.shape) * dot.operands[0].type.shape[-1]
+    return whole * max(1, bit_width(element_of(dot.operands[0].type)) // 16)
 
 
 def _is_conditional(loop: ir.Operation) -> bool:

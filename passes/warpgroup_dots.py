@@ -5,13 +5,13 @@
 
 B must be a tile that the loop's copies bring into shared memory; A is one too, or in registers.
 The accumulator has the fragments of mma.sync with all warps along M, so a dot that does not
-qualify in the end can stay what it was.
+qualify in the end can stay what it was. `orient_dots` has turned tf32 and int8 dots, which need
+the depth of B contiguous; wgmma takes fp32 as tf32 without rounding, so TMA must round it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 
 from minitriton.ir import layouts
 from minitriton.ir.builder import Builder
@@ -38,6 +38,8 @@ from minitriton.passes.traversal import (
 GROUP_WARPS = 4
 WARP_ROWS = 16  # of the 64 that an instruction has
 OPERANDS = (ir.F16Type, ir.BF16Type, ir.Float8E4M3FNType, ir.Float8E5M2Type)
+ORIENTED = "mt.oriented"  # a dot of other types has a B that wgmma can read
+ADJACENT_ROWS = "mt.adjacent_rows"  # A is stored along M: see layouts.adjacent_rows
 MAX_ACCUMULATORS = 192  # registers per thread; with a third more everything else is spilled
 
 
@@ -66,19 +68,28 @@ def _is_call(op: ir.Operation) -> bool:
 
 def suits_warpgroups(op: ir.Operation, num_warps: int) -> bool:
     """Before layouts: an mt.dot that can run on warpgroups if its B (and A) become copies."""
-    if not _has_form(op, num_warps):
+    if not _has_form(op, num_warps) or not is_pipelined(op):
         return False
+    return loop_load(op.operands[1], op) is not None
+
+
+def is_pipelined(op: ir.Operation) -> bool:
+    """Before layouts: whether the loads beside a dot are likely to become copies."""
     loop = op.parent
     if loop is None or loop.operation.name != "scf.for" or _stages(loop.operation) < 2:
         return False
     # `pipeline_loads` knows exactly; with all warps along M for nothing, mma.sync reads more of B
     writes = any(inner.name in WRITES_IN_LOOP for inner in walk(loop.operation))
-    if writes and "mt.num_stages" not in loop.operation.attributes:
-        return False
-    source = defining_op(op.operands[1])
+    return not writes or "mt.num_stages" in loop.operation.attributes
+
+
+def loop_load(value: Value, dot: ir.Operation) -> ir.Operation | None:
+    """Before layouts: the load beside `dot` that an operand comes from, maybe transposed."""
+    source = defining_op(value)
     if source is not None and source.name == "mt.trans":
         source = defining_op(source.operands[0])
-    return source is not None and source.name == "mt.load" and source.block == op.block
+    is_load = source is not None and source.name == "mt.load" and source.block == dot.block
+    return source if is_load else None
 
 
 def _stages(loop: ir.Operation) -> int:
@@ -99,7 +110,7 @@ def operand_slots(
     for load, order in loads:
         shape = tuple(load.results[0].type.shape)
         element = load.results[0].type.element_type
-        size = element.width // 8 if isinstance(element, OPERANDS) else 0
+        size = element.width // 8 if _may_be_read(load) else 0
         span = operand_span(shape, tuple(order), size) if size and len(shape) == 2 else 0
         if span:
             slots[load] = layouts.shared_tma(shape, order, 8 * size, span)
@@ -124,7 +135,7 @@ def _readers(value: Value, slot: LinearLayout) -> list[tuple[ir.Operation, int]]
                     position < 2
                     and fits(dot)
                     and dot.block == user.block
-                    and _descriptor(user.results[0].type.element_type, slot, position)
+                    and _can_read(dot, user.results[0].type.element_type, slot, position)
                 ):
                     found.append((dot, position))
         elif user.name == "mt.trans" and all(
@@ -134,24 +145,77 @@ def _readers(value: Value, slot: LinearLayout) -> list[tuple[ir.Operation, int]]
     return found
 
 
+def _may_be_read(load: ir.Operation) -> bool:
+    """Whether wgmma has the type of what is loaded, and nothing else wants it in fp32."""
+    element = load.results[0].type.element_type
+    if isinstance(element, ir.F32Type):
+        return is_only_multiplied(load)
+    return isinstance(element, OPERANDS) or _is_byte(element)
+
+
+def is_only_multiplied(load: ir.Operation) -> bool:
+    """Whether all that is done with loaded fp32 are products in tf32."""
+    pending = [load.results[0]]
+    while pending:
+        for use in pending.pop().uses:
+            user = use.owner.operation
+            if user.name in ("mt.convert_layout", "mt.trans"):
+                pending.append(user.results[0])
+            elif user.name != "mt.dot" or use.operand_number > 1 or not is_oriented_kind(user):
+                return False
+    return True
+
+
+def _can_read(dot: ir.Operation, element: ir.Type, slot: LinearLayout, op_index: int) -> bool:
+    """Whether wgmma reads an operand out of a slot, or threads without bank conflicts."""
+    by_rows = op_index == 0 and ADJACENT_ROWS in dot.attributes
+    return by_rows or _descriptor(element, slot, op_index) is not None
+
+
 def _descriptor(element: ir.Type, slot: LinearLayout, op_index: int) -> MatrixDescriptor | None:
     return matrix_descriptor(slot, op_index, element.width // 8)
 
 
 def _has_form(op: ir.Operation, warps: int) -> bool:
     """Whether a dot has the shape and types of a warpgroup_dot with `warps` warps along M."""
-    a, b, c = op.operands[0].type, op.operands[1].type, op.results[0].type
+    rows, *columns = op.results[0].type.shape
+    return len(columns) == 1 and tile_fits(rows, columns[0], warps) and _has_types(op)
+
+
+def tile_fits(rows: int, columns: int, warps: int) -> bool:
+    """Whether wgmma makes results of this size with `warps` warps along the rows."""
     return (
-        len(c.shape) == 2
-        and warps % GROUP_WARPS == 0
-        and c.shape[0] % (WARP_ROWS * warps) == 0
-        and c.shape[1] >= 8
-        and prod(c.shape) <= MAX_ACCUMULATORS * 32 * warps
-        and isinstance(c.element_type, ir.F32Type)
-        and isinstance(a.element_type, OPERANDS)
-        and isinstance(b.element_type, OPERANDS)
-        and (a.element_type.width == 16 or _may_be_imprecise(op))
+        warps % GROUP_WARPS == 0
+        and rows % (WARP_ROWS * warps) == 0
+        and columns >= 8
+        and rows * columns <= MAX_ACCUMULATORS * 32 * warps
     )
+
+
+def _has_types(op: ir.Operation) -> bool:
+    a, b, c = (element_of(value.type) for value in op.operands)
+    if is_oriented_kind(op):
+        return ORIENTED in op.attributes
+    return (
+        isinstance(c, ir.F32Type)
+        and isinstance(a, OPERANDS)
+        and isinstance(b, OPERANDS)
+        and (a.width == 16 or _may_be_imprecise(op))
+    )
+
+
+def is_oriented_kind(op: ir.Operation) -> bool:
+    """Whether an mt.dot multiplies matrices of fp32 as tf32 or of bytes."""
+    a, c = (element_of(op.operands[index].type) for index in (0, 2))
+    if len(op.results[0].type.shape) != 2:
+        return False
+    if isinstance(a, ir.F32Type):
+        return ir.StringAttr(op.attributes["input_precision"]).value == "tf32"
+    return _is_byte(a) and isinstance(c, ir.IntegerType) and c.width == 32
+
+
+def _is_byte(element: ir.Type) -> bool:
+    return isinstance(element, ir.IntegerType) and element.width == 8
 
 
 def _may_be_imprecise(op: ir.Operation) -> bool:
@@ -177,11 +241,12 @@ def _convert(op: ir.Operation) -> ir.Operation | None:
     b = _slot_behind(op.operands[1], 1)
     if b is None:
         return None
-    a = _slot_behind(op.operands[0], 0)
+    a = _slot_behind(op.operands[0], 0) or _slot_of_rows(op)
     loads = [defining_op(op.operands[index]) for index in (0, 1)]
     builder = Builder(ir.InsertionPoint(op), op.location)
     operands = [op.operands[0] if a is None else a, b, op.operands[2]]
-    attributes: dict[str, ir.Attribute] = {"mt.warps": op.attributes["mt.warps"]}
+    kept = ("mt.warps", "mt.unsigned_a", "mt.unsigned_b", ADJACENT_ROWS if a else "")
+    attributes = {name: op.attributes[name] for name in kept if name in op.attributes}
     new = builder.create("mt.warpgroup_dot", [op.results[0].type], operands, attributes)
     op.results[0].replace_all_uses_with(new.results[0])
     op.erase()
@@ -197,10 +262,21 @@ def _unused(value: Value) -> bool:
 
 def _slot_behind(value: Value, op_index: int) -> Value | None:
     """The slot that a dot operand was loaded from, if wgmma can read it there."""
+    slot = _aligned_slot(value)
+    if slot is None:
+        return None
+    return slot if _descriptor(value.type.element_type, mem_layout(slot.type), op_index) else None
+
+
+def _slot_of_rows(dot: ir.Operation) -> Value | None:
+    """The slot out of which threads load A along M."""
+    return _aligned_slot(dot.operands[0]) if ADJACENT_ROWS in dot.attributes else None
+
+
+def _aligned_slot(value: Value) -> Value | None:
+    """The slot that a tile was loaded from, if it was laid out, and rounded, for wgmma."""
     load = defining_op(value)
     if load is None or load.name != "mt.local_load":
         return None
     slot = load.operands[0]
-    if "mt.alignment" not in buffer_of(slot).attributes:  # it was not laid out for wgmma
-        return None
-    return slot if _descriptor(value.type.element_type, mem_layout(slot.type), op_index) else None
+    return slot if "mt.alignment" in buffer_of(slot).attributes else None

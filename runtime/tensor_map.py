@@ -15,7 +15,7 @@ MAP_BYTES = 128
 MAP_ALIGN = 64
 
 _MAGIC = b"MTtmap01"
-_LAYOUT = struct.Struct("<8sQ4B5I4Q5H")
+_LAYOUT = struct.Struct("<8sQ5B5I4Q5H")
 _FILLS = ("zero", "nan")
 _MAX_RANK = 5
 
@@ -32,6 +32,7 @@ class TensorMap:
         box: extents in elements of the box, innermost first.
         swizzle: 0, 32, 64 or 128: the span in bytes within which 16-byte chunks are permuted.
         fill: what lies outside the tensor reads as: "zero" or "nan" (floats of 2, 4, 8 bytes).
+        tf32: loads round floats of 4 bytes to tf32, to nearest even (type TFLOAT32).
 
     Raises:
         ValueError: naming the field that breaks a rule.
@@ -48,6 +49,7 @@ class TensorMap:
     box: tuple[int, ...]
     swizzle: int = 0
     fill: str = "zero"
+    tf32: bool = False
 
     def __post_init__(self) -> None:
         rank = len(self.dims)
@@ -74,6 +76,7 @@ class TensorMap:
         _require(self.fill in _FILLS, "fill", "must be 'zero' or 'nan'")
         fits = self.fill == "zero" or self.element_bytes > 1
         _require(fits, "fill", "'nan' needs elements of 2, 4 or 8 bytes")
+        _require(not self.tf32 or self.element_bytes == 4, "tf32", "needs elements of 4 bytes")
 
     @property
     def rank(self) -> int:
@@ -97,6 +100,7 @@ class TensorMap:
             self.rank,
             self.swizzle,
             _FILLS.index(self.fill),
+            self.tf32,
             *(extent - 1 for extent in self.dims),  # 2**32 itself does not fit
             *[0] * unused,
             *self.strides,
@@ -114,7 +118,7 @@ class TensorMap:
         if image[: len(_MAGIC)] != _MAGIC:
             what = "all zero" if not any(image) else "not made by TensorMap.pack"
             raise ValueError(f"no tensor map: the {MAP_BYTES} bytes are {what}")
-        _, address, size, rank, swizzle, fill, *numbers = _LAYOUT.unpack_from(image)
+        _, address, size, rank, swizzle, fill, tf32, *numbers = _LAYOUT.unpack_from(image)
         dims, strides, box = numbers[:5], numbers[5:9], numbers[9:]
         return cls(
             address,
@@ -124,6 +128,7 @@ class TensorMap:
             tuple(box[:rank]),
             swizzle,
             _FILLS[fill],
+            bool(tf32),
         )
 
 

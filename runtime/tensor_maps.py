@@ -34,6 +34,7 @@ def tensor_map(spec: dict[str, Any], values: Sequence[int]) -> TensorMap | None:
             strides=tuple(evaluate(s, values) * size for s in spec["strides"]),
             box=tuple(spec["box"]),
             swizzle=spec["swizzle"],
+            tf32=spec["element"] == "tf32",
         )
     except ValueError:
         return None
@@ -105,8 +106,8 @@ def encoder(specs: Sequence[dict[str, Any]], count: int) -> Callable[..., bytes 
 
 
 _TYPES = {
-    "bf16": "BFLOAT16", "f16": "FLOAT16", "f32": "FLOAT32", "f8E4M3FN": "UINT8", "f8E5M2": "UINT8",
-    "i8": "UINT8", "i16": "UINT16", "i32": "INT32",
+    "bf16": "BFLOAT16", "f16": "FLOAT16", "f32": "FLOAT32", "tf32": "TFLOAT32", "f8E4M3FN": "UINT8",
+    "f8E5M2": "UINT8", "i8": "UINT8", "i16": "UINT16", "i32": "INT32",
 }  # fmt: skip
 
 

@@ -47,6 +47,7 @@ class Copy:
     fill: np.ndarray
     #: Stores: the bulk-group per lane, the bytes once read, and whether memory has them.
     group: np.ndarray
+    tf32: bool = False  # loads: whether floats are rounded to that
     data: np.ndarray | None = None
     written: bool = False
     awaited: bool = False
@@ -137,6 +138,8 @@ class BulkEngine:
             data = np.broadcast_to(copy.fill, items.shared.shape).copy()
             if len(owners):
                 data[items.inside] = c.globals.load(copy.ins, c, owners, address, n)
+        if copy.tf32:
+            data = _rounded_to_tf32(data)
         at = items.shared.reshape(-1)
         c.shared.views[n][at >> SHIFT[n]] = data.reshape(-1)
         if c.uninit is not None:
@@ -246,9 +249,17 @@ def _require_aligned(ins: Ins, c: Any, lanes: np.ndarray, a: np.ndarray, n: int,
         raise error(Misaligned, ins, c, lanes[bad], message)
 
 
+def _rounded_to_tf32(items: np.ndarray) -> np.ndarray:
+    """Items of f32 with the low 13 bits rounded off: to nearest even; infinities and NaN stay."""
+    bits = np.ascontiguousarray(items).view(np.uint32)
+    rounded = bits + (0xFFF + (bits >> 13 & 1)) & np.uint32(0xFFFFE000)
+    special = bits & 0x7F800000 == 0x7F800000
+    return np.where(special, bits, rounded).view(items.dtype)
+
+
 def _start(
     ins: Ins, c: Any, lanes: np.ndarray, items: Items, start: np.ndarray, size: int,
-    slot: np.ndarray | None, fill: np.ndarray,
+    slot: np.ndarray | None, fill: np.ndarray, tf32: bool = False,
 ) -> None:  # fmt: skip
     """Check the bounds of copies whose items lie at offsets of the CTA, and issue them."""
     n, engine = items.size, c.engines["bulk"]
@@ -263,6 +274,7 @@ def _start(
         np.full(len(lanes), -1) if slot is None else slot,
         fill,
         engine.committed[lanes],
+        tf32,
     )
     inside, address = copy.present()
     if len(inside):
@@ -299,7 +311,8 @@ def _tensor(ins: Ins, kind: str) -> Step:
             items = box_items(box, start[pick], at, stores=kind == "store")
             mine = None if slot is None else slot[pick]
             fill = fill_value(box, items.size)
-            _start(ins, c, lanes[pick], items, start[pick], box.box_bytes, mine, fill)
+            size = box.box_bytes
+            _start(ins, c, lanes[pick], items, start[pick], size, mine, fill, box.tf32)
 
     return run
 

@@ -41,7 +41,7 @@ _ACCUMULATORS = {
     "s8": ("s32",), "u8": ("s32",), "e4m3": ("f16", "f32"), "e5m2": ("f16", "f32"),
 }  # fmt: skip
 _FAMILIES = ({"f64"}, {"tf32"}, {"f16"}, {"bf16"}, {"s8", "u8"}, {"e4m3", "e5m2"})
-_TF32_MASK = np.uint32(0xFFFFE000)
+TF32_MASK = np.uint32(0xFFFFE000)
 
 
 def operand_values(registers: Registers, ptx_type: str) -> NDArray[np.float64]:
@@ -50,7 +50,7 @@ def operand_values(registers: Registers, ptx_type: str) -> NDArray[np.float64]:
     if ptx_type == "f64":
         values = raw.view(F64)
     elif ptx_type == "tf32":  # the low 13 bits of the register are ignored
-        values = (raw & _TF32_MASK).view(F32)
+        values = (raw & TF32_MASK).view(F32)
     elif ptx_type in ("f16", "bf16"):
         values = to_f32(raw.view(np.uint16), ptx_type)
     elif ptx_type in minifloat.NAMES:

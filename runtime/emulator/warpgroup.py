@@ -25,7 +25,7 @@ from minitriton.runtime.emulator.memory import error
 from minitriton.runtime.emulator.module import Ins
 from minitriton.runtime.emulator.operands import reader, writer
 from minitriton.runtime.emulator.syntax import Immediate, Vector
-from minitriton.runtime.emulator.tensor import operand_values
+from minitriton.runtime.emulator.tensor import TF32_MASK, operand_values
 
 Step = Callable[[Any, Any], None]
 _ROW_BYTES = 32  # of each row or column of an operand that one instruction reads
@@ -206,17 +206,19 @@ def _product(ins: Ins) -> Step:
     shape, d_type, a_type, b_type = ins.mods[-4:]
     columns, depth = map(int, shape.removeprefix("m64n").split("k"))
     size = _ROW_BYTES // depth
-    halves = (a_type, b_type) in (("f16", "f16"), ("bf16", "bf16"))
-    bytes_ = a_type in minifloat.NAMES and b_type in minifloat.NAMES
-    if d_type != "f32" or (size, True) not in ((2, halves), (1, bytes_)):
-        raise ins.unsupported("only f16, bf16 or fp8 products summed in f32")
+    integers = d_type == "s32"
+    if "satfinite" in ins.mods or not _is_known(size, d_type, a_type, b_type):
+        raise ins.unsupported("only f16, bf16, tf32 or fp8 summed in f32, or bytes in s32")
     d, a, b, flag, *rest = ins.ops
     from_registers = isinstance(a, Vector)
     numbers = [o.value for o in rest if isinstance(o, Immediate)]
-    orders = 0 if size == 1 else 1 if from_registers else 2  # fp8 operands are K-major
-    if len(numbers) != 2 + orders or numbers[:2] != [1, 1] or len(d.items) != columns // 2:
-        raise ins.unsupported("operand signs or sizes")
-    a_mn, b_mn = (*(0,) * (2 - orders), *numbers[2:])
+    signs = [] if integers else [1, 1]
+    orders = 0 if size != 2 else 1 if from_registers else 2  # others are K-major
+    if numbers[: len(signs)] != signs or len(numbers) != len(signs) + orders:
+        raise ins.unsupported("operand signs")
+    if len(d.items) != columns // 2 or (integers and columns % 16 and columns not in (8, 24)):
+        raise ins.unsupported("operand sizes")
+    a_mn, b_mn = (*(0,) * (2 - orders), *numbers[len(signs) :])
     read_a = [reader(ins, r, 32) for r in a.items] if from_registers else [reader(ins, a, 64)]
     read_b, read_flag = reader(ins, b, 64), reader(ins, flag, 1)
     sums = [(reader(ins, r, 32), writer(ins, r, 32)) for r in d.items]
@@ -232,10 +234,10 @@ def _product(ins: Ins) -> Step:
         y = _values(c, product.right, b_type, not b_mn)
         total = np.matmul(x, y)[:, row, column]  # [warps, registers, 32]
         for j, (read, write) in enumerate(sums):
-            old = read(c, lanes).view(F32).reshape(-1, 32)
-            before = np.where(product.keep, old, 0).astype(F64)
-            after = canonical_f32((before + total[:, j]).astype(F32))
-            write(c, lanes, np.ascontiguousarray(after).reshape(-1))
+            old = read(c, lanes).view(np.int32 if integers else F32).reshape(-1, 32)
+            after = np.where(product.keep, old, 0).astype(F64) + total[:, j]
+            bits = _wrapped(after) if integers else canonical_f32(after.astype(F32))
+            write(c, lanes, np.ascontiguousarray(bits).reshape(-1))
 
     def run(c: Any, ix: Any) -> None:
         warps = _whole_warps(ins, c, ix)
@@ -263,6 +265,22 @@ def _product(ins: Ins) -> Step:
     return run
 
 
+def _is_known(size: int, d_type: str, a_type: str, b_type: str) -> bool:
+    types = {a_type, b_type}
+    if d_type == "s32":
+        return size == 1 and types <= {"s8", "u8"}
+    if d_type != "f32":
+        return False
+    if size == 1:
+        return types <= set(minifloat.NAMES)
+    return types in ([{"tf32"}] if size == 4 else [{"f16"}, {"bf16"}] if size == 2 else [])
+
+
+def _wrapped(sums: np.ndarray) -> np.ndarray:
+    """Whole numbers below 2**53 as the bits of an s32, as without .satfinite."""
+    return (sums.astype(np.int64) & 0xFFFFFFFF).astype(np.uint32)
+
+
 def _accumulator(columns: int) -> tuple[np.ndarray, np.ndarray]:
     """Row and column [registers, 32] of a warp's accumulator registers."""
     register, lane = np.arange(columns // 2)[:, None], np.arange(32)[None, :]
@@ -275,6 +293,11 @@ def _values(c: Any, at: np.ndarray, ptx_type: str, transposed: bool) -> np.ndarr
     """Elements at arena offsets as float64 matrices, turned where the memory order asks for it."""
     if ptx_type in minifloat.NAMES:
         values = minifloat.decode(c.shared.views[1].take(at), ptx_type).astype(F64)
+    elif ptx_type in ("s8", "u8"):
+        kind = np.int8 if ptx_type == "s8" else np.uint8
+        values = c.shared.views[1].take(at).view(kind).astype(F64)
+    elif ptx_type == "tf32":  # the low 13 bits are ignored
+        values = (c.shared.views[4].take(at >> 2) & TF32_MASK).view(F32).astype(F64)
     else:
         values = to_f32(c.shared.views[2].take(at >> 1), ptx_type).astype(F64)
     return values.transpose(0, 2, 1) if transposed else values

@@ -21,7 +21,8 @@ def matmul_kernel(
     k = tl.arange(0, BLOCK_K)
     a_ptrs = a_ptr + (rows[:, None] * stride_am + k[None, :] * stride_ak)
     b_ptrs = b_ptr + (k[:, None] * stride_bk + columns[None, :] * stride_bn)
-    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    whole: tl.constexpr = tl.int32 if a_ptr.dtype.element_ty.is_int() else tl.float32
+    total = tl.zeros((BLOCK_M, BLOCK_N), whole)
     for step in range(0, tl.cdiv(K, BLOCK_K)):
         a = tl.load(a_ptrs, mask=k[None, :] < K - step * BLOCK_K, other=0.0)
         b = tl.load(b_ptrs, mask=k[:, None] < K - step * BLOCK_K, other=0.0)
@@ -32,7 +33,7 @@ def matmul_kernel(
     columns = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     c_ptrs = c_ptr + stride_cm * rows[:, None] + stride_cn * columns[None, :]
     mask = (rows[:, None] < M) & (columns[None, :] < N)
-    tl.store(c_ptrs, total.to(tl.float16), mask=mask)
+    tl.store(c_ptrs, total.to(c_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit

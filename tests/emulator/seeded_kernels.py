@@ -90,7 +90,7 @@ def _tile(a_ptr, b_ptr, c_ptr, tile, M, N, K, BM: tl.constexpr, BN: tl.constexpr
     rk = tl.arange(0, BK)
     a_ptrs = a_ptr + ((rm % M)[:, None] * K + rk[None, :])
     b_ptrs = b_ptr + (rk[:, None] * N + (rn % N)[None, :])
-    acc = tl.zeros((BM, BN), tl.float32)
+    acc = tl.zeros((BM, BN), tl.int32 if a_ptr.dtype.element_ty.is_int() else tl.float32)
     for k in range(0, tl.cdiv(K, BK)):
         a = tl.load(a_ptrs, mask=rk[None, :] < K - k * BK, other=0.0)
         b = tl.load(b_ptrs, mask=rk[:, None] < K - k * BK, other=0.0)
@@ -121,19 +121,32 @@ def program_kernel(
 
 def matmul_subject(
     shape: tuple[int, int, int], blocks: tuple[int, int, int], result: torch.dtype,
-    specialize: bool = False, **options: Any,
+    specialize: bool = False, operands: torch.dtype = BF16, **options: Any,
 ) -> Subject:  # fmt: skip
     """One CTA takes all tiles; shape's K is the least."""
     m, n, least = shape
 
+    def matrix(*shape: int) -> torch.Tensor:
+        if operands.is_floating_point:
+            return torch.randn(shape).to(operands)
+        return torch.randint(-128, 128, shape).to(operands)
+
     def arguments(seed: int) -> tuple[Any, ...]:
         k = steps_of(seed, least // blocks[2], specialize) * blocks[2]
-        a, b = torch.randn(m, k).to(BF16), torch.randn(k, n).to(BF16)
-        return a, b, torch.full((m, n), float("nan"), dtype=result), m, n, k, *blocks
+        nothing = float("nan") if result.is_floating_point else 7
+        return (
+            matrix(m, k),
+            matrix(k, n),
+            torch.full((m, n), nothing, dtype=result),
+            m,
+            n,
+            k,
+            *blocks,
+        )
 
     def is_right(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *_: int) -> bool:
         scale = a.double().abs() @ b.double().abs()
-        bound = 1e-6 if result == torch.float32 else 3e-3
+        bound = 1e-6 if result.itemsize == 4 and operands.itemsize < 4 else 3e-3
         return bool(((c.double() - a.double() @ b.double()).abs() / scale).max() < bound)
 
     if specialize:
@@ -280,6 +293,25 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
         specialize=True,
         num_warps=4,
         num_stages=3,
+    ),
+    "matmul of bytes": functools.partial(
+        matmul_subject,
+        (32, 128, 192),
+        (32, 64, 64),
+        torch.int32,
+        operands=torch.int8,
+        num_warps=4,
+        num_stages=2,
+    ),
+    "matmul in tf32, specialised": functools.partial(
+        matmul_subject,
+        (64, 128, 128),
+        (32, 128, 32),
+        torch.float32,
+        operands=torch.float32,
+        specialize=True,
+        num_warps=8,
+        num_stages=2,
     ),
     "attention, specialised": functools.partial(
         attention_subject, 64, 32, (128, 32), 2, specialize=True, num_warps=8, num_stages=2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import numpy as np
@@ -264,6 +265,35 @@ def test_bad_copies_are_refused(case: str) -> None:
     assert "cp.async.bulk.tensor" in caught.value.details["ptx"]
 
 
+@pytest.mark.parametrize("landing", LANDINGS)
+def test_floats_are_rounded_to_tf32(landing: str) -> None:
+    """To nearest, of two to the one with an even last bit; past the largest to infinity."""
+    data, box = tensor_of((32, 8), 4, (0,), (32, 8), 128)
+    bits = data.view(np.uint32)
+    special = {  # bits: rounded
+        0x3F800FFF: 0x3F800000, 0x3F801000: 0x3F800000, 0x3F801001: 0x3F802000,
+        0x3F803000: 0x3F804000, 0xBF803000: 0xBF804000, 0x7F7FFFFF: 0x7F800000,
+        0x7F800000: 0x7F800000, 0xFF800000: 0xFF800000, 0x7FC00001: 0x7FC00001,
+        0x00000FFF: 0x00000000, 0x00001800: 0x00002000, 0x80000001: 0x80000000,
+    }  # fmt: skip
+    bits[: len(special)] = list(special)
+    bits[len(special) :] &= 0xBFFFFFFF  # finite
+    exact = dataclasses.replace(box, swizzle=0)
+    out = np.zeros(1024, np.uint8)
+    for rounding in (False, True):
+        made = dataclasses.replace(exact, tf32=rounding)
+        launch(kernel(LOAD_ONE + DUMP), out, out, (made,), (data,), n=1024, landing=landing)
+        found = out.view(np.uint32)
+        if not rounding:
+            assert (found == bits).all()
+            continue
+        assert found[: len(special)].tolist() == list(special.values())
+        kept = found[len(special) :].view(np.float32).astype(np.float64)
+        given = bits[len(special) :].view(np.float32).astype(np.float64)
+        assert (np.abs(kept - given) <= np.maximum(np.abs(given) * 2.0**-11, 2.0**-137)).all()
+        assert not (found[len(special) :] & 0x1FFF).any()
+
+
 def test_memory_that_is_not_there() -> None:
     data, box = tensor_of((32, 8), 4, (0,), (32, 8), 128)
     load_one(kernel(LOAD_ONE), box, data)
@@ -332,6 +362,7 @@ GOOD_MAP = {"address": 4096, "element_bytes": 2, "dims": (64, 8), "strides": (12
         ("dims", (64, 2**32 + 1)), ("dims", (64,) * 6), ("strides", ()), ("strides", (136,)),
         ("strides", (1 << 40,)), ("box", (64,)), ("box", (64, 257)), ("box", (64, 0)),
         ("box", (4, 8)), ("swizzle", 16), ("swizzle", 64), ("fill", "one"),
+        ("tf32", True),
     ],
 )  # fmt: skip
 def test_maps_are_validated(field: str, value: object) -> None:
@@ -344,7 +375,14 @@ def test_maps_survive_packing() -> None:
     for box in (
         TensorMap(**GOOD_MAP),
         TensorMap(
-            16, 4, (2**32, 1, 2, 3, 2**32), (16, 0, (1 << 40) - 16, 32), (4, 256, 1, 2, 3), 0, "nan"
+            16,
+            4,
+            (2**32, 1, 2, 3, 2**32),
+            (16, 0, (1 << 40) - 16, 32),
+            (4, 256, 1, 2, 3),
+            0,
+            "nan",
+            tf32=True,
         ),
     ):
         assert TensorMap.unpack(box.pack()) == box and len(box.pack()) == 128

@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minitriton.ir import f2
+from minitriton.ir.byte_transpose import byte_transpose_plan
 from minitriton.ir.layouts import (
+    adjacent_rows,
     bank_conflicts,
     blocked,
     choose_mma_warps,
@@ -258,6 +260,79 @@ def test_operand_swizzle_is_conflict_free(order, bits, inner_bytes, index):
         # narrow rows leave too few 16-byte chunks to spread four rows over
         narrow = inner_bytes < (64 if bits == 8 else 32)
         assert bank_conflicts(shared, operand, access.vec, bits) <= (4 if narrow else 1)
+
+
+@pytest.mark.parametrize("bits", [8, 32])
+@pytest.mark.parametrize("rows", [64, 128, 256])
+@pytest.mark.parametrize("warps", [4, 8, 16])
+def test_adjacent_rows_rename_the_rows_of_fragments(bits, rows, warps):
+    if rows < 16 * warps:
+        pytest.skip("more warps than rows")
+    order, shape = adjacent_rows(rows, bits), (rows, 1024 // bits)
+    assert sorted(order) == list(range(rows.bit_length() - 1))
+    renamed = np.zeros(rows, int)
+    for bit, new in enumerate(order):
+        renamed += (np.arange(rows) >> bit & 1) << new
+    for depth, plain, ordered in (
+        (shape[1], mma_operand(shape, 0, (warps, 1), bits),
+         mma_operand(shape, 0, (warps, 1), bits, order)),
+        (64, mma_accumulator((rows, 64), (warps, 1)),
+         mma_accumulator((rows, 64), (warps, 1), row_order=order)),
+    ):  # fmt: skip
+        row, column = np.divmod(plain.flat_table(), depth)
+        assert (ordered.flat_table() == renamed[row] * depth + column).all()
+
+
+@pytest.mark.parametrize("rows", [32, 64, 128, 256])
+@pytest.mark.parametrize("depth", [8, 16, 32, 64])
+def test_adjacent_rows_of_words_are_read_in_pairs_without_conflicts(rows, depth):
+    warps = min(8, rows // 16)
+    operand = mma_operand((rows, depth), 0, (warps, 1), 32, adjacent_rows(rows, 32))
+    slot = shared_tma((rows, depth), (0, 1), 32)
+    assert shared_access_plan(slot, operand, 32).vec == 2
+    assert bank_conflicts(slot, operand, 2, 32) == 1
+    plain = mma_operand((rows, depth), 0, (warps, 1), 32)
+    assert shared_access_plan(slot, plain, 32).vec == 1 and bank_conflicts(slot, plain, 1, 32) == 2
+
+
+@pytest.mark.parametrize("rows", [32, 64, 128, 256])
+@pytest.mark.parametrize("depth", [32, 64, 128])
+@pytest.mark.parametrize("warps", [1, 4, 8])
+def test_byte_transposes_load_the_fragment(rows, depth, warps):
+    """What ldmatrix.trans and the byte permutes give, on memory of distinct pairs."""
+    if rows < 16 * warps:
+        pytest.skip("more warps than rows")
+    operand = mma_operand((rows, depth), 0, (warps, 1), 8, adjacent_rows(rows, 8))
+    slot = shared_tma((rows, depth), (0, 1), 8)
+    plan = byte_transpose_plan(slot, operand)
+    assert plan is not None and plan.conflicts == 1
+    units = slot.flat_table().reshape(-1, 2)
+    pairs = units[:, 0] * 100000 + units[:, 1]
+    table, base, covered = operand.flat_table(), base_offsets(plan, warps), []
+    lane = np.arange(32)
+    for instruction, warp in itertools.product(plan.instructions, range(warps)):
+        address = (base[:, warp] ^ instruction.xor_offset) + instruction.add_offset
+        assert not (address % 16).any()
+        words = ldmatrix(pairs, address // 2, 4, True)  # [block, lane, two pairs of bytes]
+        halves = np.stack(np.divmod(words, 100000), axis=-1).reshape(4, 32, 4)
+        for half, row in itertools.product(range(2), range(2)):
+            low, high = halves[2 * half, :, row::2], halves[2 * half + 1, :, row::2]
+            exchanged = (lane & 2 != 0)[:, None]
+            word = np.concatenate(
+                [np.where(exchanged, high, low), np.where(exchanged, low, high)], axis=1
+            )
+            first = instruction.first + 8 * half + 4 * row
+            assert (word == table[first : first + 4, :, warp].T).all()
+            covered += range(first, first + 4) if warp == 0 else ()
+    assert sorted(covered) == list(range(operand.num_registers))
+
+
+def test_byte_transposes_of_other_tiles():
+    slot = shared_tma((64, 32), (0, 1), 8)
+    assert byte_transpose_plan(slot, mma_operand((64, 32), 0, (4, 1), 8)) is None
+    ordered = mma_operand((64, 32), 0, (4, 1), 8, adjacent_rows(64, 8))
+    assert byte_transpose_plan(shared_tma((64, 32), (1, 0), 8), ordered) is None
+    assert byte_transpose_plan(slot, default_blocked((64, 32), 4, vec=4)) is None
 
 
 def ldmatrix(memory, addresses, matrices, transposed):

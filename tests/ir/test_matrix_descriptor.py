@@ -49,14 +49,15 @@ def inverse(columns: tuple[int, ...]) -> list[int]:
 
 @given(
     free=st.sampled_from([8, 16, 32, 64, 128, 256]),
-    depth=st.sampled_from([16, 32, 64, 128]),
+    depth=st.sampled_from([8, 16, 32, 64, 128]),
     op_index=st.sampled_from([0, 1]),
-    form=st.sampled_from([(2, True), (2, False), (1, True)]),
+    form=st.sampled_from([(2, True), (2, False), (1, True), (4, True)]),
     data=st.data(),
 )
 def test_the_hardware_reads_what_the_layout_stores(free, depth, op_index, form, data):
     size, k_major = form
     deep = 32 // size  # of one instruction
+    depth = max(depth, deep)
     shape = (free, depth) if op_index == 0 else (depth, free)
     k = 1 - op_index
     order = (k, 1 - k) if k_major else (1 - k, k)
@@ -89,6 +90,7 @@ def test_layouts_that_wgmma_cannot_read():
     assert matrix_descriptor(shared_tma((64, 8), (0, 1), 16), 0) is None  # too shallow
     assert matrix_descriptor(shared_tma((2, 64, 64), (2, 1, 0), 16), 0) is None
     assert matrix_descriptor(shared_tma((64, 128), (0, 1), 8, 64), 0, 1) is None  # fp8 along M
+    assert matrix_descriptor(shared_tma((64, 32), (0, 1), 32), 0, 4) is None  # tf32 along M
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,8 @@ MAY_SPILL = {  # test: why its kernels cannot do with 255 registers
     "test_half": "one warp holds a 128x64 accumulator: 256 registers per thread",
     "test_fp32_precisions": "a 64x64x64 product without tensor cores keeps whole rows in registers",
     "test_fp32": "tf32x3 products of 64x64 tiles keep both halves of their operands in registers",
+    "test_forms_of_the_loop[cpu-late-also precise]": "see above",
+    "test_forms_of_the_loop[cpu-early-also precise]": "see above",
     # KDA's fp32 preparation spills up to 36 bytes before sm_90, for the same reason
     "test_widths": "see above",
     "test_gates_without_a_bound": "see above",

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import minitriton.language as tl
 from minitriton.passes.remarks import remarks_of
 from minitriton.passes.traversal import int_attribute, kernel_of, walk
 from tests.passes import tile_kernels
@@ -180,3 +181,22 @@ def test_narrow_rows_are_not_copied_asynchronously(kernel, names):
     module = kern.check(arrays, [32, 32, 48, 81, 32, 32])
     assert names(module).count("mt.async_copy") == 3
     assert any("contiguous bytes" in text for text in remarks_of(module))
+
+
+def bytes_with_a_float(a, b, c, K, B: tl.constexpr):
+    """What is masked off is 0.0, as bytes."""
+    i = tl.arange(0, B)
+    acc = tl.zeros((B, B), tl.int32)
+    for k in range(0, K, B):
+        x = tl.load(a + i[:, None] * 128 + (k + i)[None, :], mask=(k + i)[None, :] < K, other=0.0)
+        y = tl.load(b + i[:, None] * 128 + (k + i)[None, :], mask=(k + i)[None, :] < K, other=-0.3)
+        acc = tl.dot(x, y.T, acc)
+    tl.store(c + i[:, None] * B + i[None, :], acc)
+
+
+def test_a_zero_that_was_a_float(kernel, names):
+    kern = kernel(bytes_with_a_float, a="*int8", b="*int8", c="*int32", K="i32:16", B=32)
+    rng = np.random.default_rng(3)
+    a, b = (rng.integers(-128, 128, (32, 128)).astype(np.int8) for _ in "ab")
+    module = kern.check([a, b, np.zeros((32, 32), np.int32)], [80])
+    assert "mt.load" not in names(module) and "mt.async_copy" in names(module)

@@ -5,8 +5,15 @@ import pytest
 
 import minitriton.language as tl
 from minitriton.ir.builder import i32_attr
-from minitriton.ir.layouts import mma_accumulator
+from minitriton.ir.layouts import (
+    adjacent_rows,
+    bank_conflicts,
+    default_blocked,
+    mma_accumulator,
+    shared_access_plan,
+)
 from minitriton.ir.mlir import ir
+from minitriton.ir.register_maps import narrowed
 from minitriton.ir.target import Target
 from minitriton.ir.tensor_map_specs import read_specs
 from minitriton.passes import tma_stores
@@ -333,3 +340,19 @@ def test_smaller_pieces_where_memory_is_short(kernel):
         (remark,) = [text for text in remarks_of(module) if "store by TMA" in text]
         sizes.append(remark.split(": ")[2])
     assert sizes == ["32768 bytes", "16384 bytes"]
+
+
+def test_fragments_of_a_transpose():
+    """Neighbouring lanes have different rows, and threads many: TMA stores them all the same."""
+    order = adjacent_rows(256, 32)
+    fragments = mma_accumulator((256, 128), (8, 1), row_order=order)
+    turned = fragments.transpose((1, 0))
+    assert tma_stores._is_scattered(turned, 1)
+    assert not tma_stores._is_scattered(fragments, 1)
+    assert not tma_stores._is_scattered(default_blocked((128, 256), 8, vec=4), 1)
+    assert not tma_stores._is_scattered(mma_accumulator((64, 16), (4, 1)).transpose((1, 0)), 1)
+    found = pieces_of(turned, (1, 0), 32, 32768, stmatrix=True)
+    assert (found.count, found.slots, found.bytes) == (8, 2, 32768)
+    part = narrowed(turned, found.axis, found.size)
+    assert shared_access_plan(found.slot, part, 32).vec == 2
+    assert bank_conflicts(found.slot, part, 2, 32) == 2
