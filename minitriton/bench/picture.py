@@ -10,8 +10,11 @@ from typing import Any
 from minitriton.bench.report import ORDER, columns_of, machine_line
 
 FILES = ("roofline.png", "roofline.svg")
-COLOURS = ("#0b6e4f", "#31a67a", "#7bc8a4", "#d1495b", "#f08a5d", "#30638e", "#8d6a9f")
-MARKERS = ("o", "D", "P", "s", "X", "^", "v")
+COLOURS = (  # in the order of the columns
+    "#0b6e4f", "#14532d", "#31a67a", "#7bc8a4", "#d1495b", "#f08a5d", "#30638e", "#8d6a9f",
+    "#b58900", "#6c757d",
+)  # fmt: skip
+MARKERS = ("o", "h", "D", "P", "s", "X", "^", "v", "<", ">")
 NO_MATPLOTLIB = "it needs matplotlib: pip install 'minitriton[examples]'"
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 ORDER = (
-    "minitriton", "minitriton library", "minitriton tma", "triton", "triton tma", "torch",
-    "torch.compile",
+    "minitriton", "minitriton 192", "minitriton library", "minitriton tma", "triton",
+    "triton tma", "torch", "torch.compile", "fla", "liger",
 )  # fmt: skip
 MODES = {
     "cold": "L2 cold",
