@@ -92,6 +92,16 @@ def same_source(
     }
 
 
+def peer(module: str, name: str) -> Any:
+    """A function of another library; ImportError if it is not installed."""
+    return getattr(importlib.import_module(module), name)
+
+
+def liger(name: str) -> Any:
+    """A function of liger-kernel."""
+    return peer("liger_kernel.transformers.functional", name)
+
+
 def one(call: Callable[[], Any], label: str = "", **more: Any) -> Callable[[], list[Trial]]:
     """A contender with a single configuration."""
     return lambda: [Trial(label, call, **more)]

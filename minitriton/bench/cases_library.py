@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from minitriton import kernels
 from minitriton.bench import cases
-from minitriton.bench.cases import Case, Setting, Trial, exact_fp32, normal, one
+from minitriton.bench.cases import Case, Setting, Trial, exact_fp32, normal, one, peer
 from minitriton.bench.functions import Body, Function, empty
 from minitriton.bench.roofline import Work
 
@@ -56,7 +56,7 @@ def gated_rms_norm(
     weight = empty(setting, width)
 
     def fla() -> Body:
-        from fla.modules.fused_norm_gate import rms_norm_gated
+        rms_norm_gated = peer("fla.modules.fused_norm_gate", "rms_norm_gated")
 
         return lambda x, gate, w: rms_norm_gated(x, gate, w, None, "sigmoid", eps=EPS)
 
@@ -82,20 +82,21 @@ def attn_res(
         normal(query, scale=width**-0.5)()
 
     def ours(*inputs: torch.Tensor) -> torch.Tensor:
-        mixed: torch.Tensor = kernels.attn_res_mix(list(inputs[:-2]), *inputs[-2:], eps=EPS)
+        mixed: torch.Tensor = kernels.attn_res_mix(list(inputs[:-2]), inputs[-2], inputs[-1], EPS)
         return mixed
 
     def plain(*inputs: torch.Tensor) -> torch.Tensor:
-        mixed: torch.Tensor = kernels.attn_res_mix_reference(inputs[:-2], *inputs[-2:], eps=EPS)
+        values, (query, weight) = inputs[:-2], inputs[-2:]
+        mixed: torch.Tensor = kernels.attn_res_mix_reference(values, query, weight, EPS)
         return mixed
 
     def fla() -> Body:
-        from fla.ops.attnres import fused_attnres
+        fused_attnres = peer("fla.ops.attnres", "fused_attnres")
 
         return lambda *x: fused_attnres(x[-2], list(x[:-2]), x[-1], rms_eps=EPS)
 
     def liger() -> Body:
-        from liger_kernel.transformers.functional import liger_attn_res
+        liger_attn_res = cases.liger("liger_attn_res")
 
         return lambda *x: liger_attn_res(stack[:, None], x[-2], x[-1], EPS)
 
@@ -123,7 +124,7 @@ def short_conv(setting: Setting, tokens: int, channels: int, backward: bool = Fa
         normal(weight, scale=0.5)()
 
     def fla() -> Body:
-        from fla.modules.convolution import causal_conv1d
+        causal_conv1d = peer("fla.modules.convolution", "causal_conv1d")
 
         return lambda x, w: causal_conv1d(x, w, activation="silu")[0]
 
@@ -254,7 +255,7 @@ def cross_entropy_step(setting: Setting, rows: int, columns: int) -> Case:
         return [loss, *torch.autograd.grad(loss, leaf)]
 
     def liger() -> list[Trial]:
-        from liger_kernel.transformers.functional import liger_cross_entropy
+        liger_cross_entropy = cases.liger("liger_cross_entropy")
 
         own = torch.empty_like(logits)  # it writes the gradient over the logits
         call = lambda: step(liger_cross_entropy, own)  # noqa: E731

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from minitriton import kernels
-from minitriton.bench.cases import Case, Setting, Trial, exact_fp32, normal, one
+from minitriton.bench.cases import Case, Setting, Trial, exact_fp32, normal, one, peer
 from minitriton.bench.functions import Body, Function, empty, slow_to_tune
 from minitriton.bench.roofline import Work
 
@@ -94,7 +94,7 @@ def kda(setting: Setting, batch: int, tokens: int, heads: int, width: int,
         return kernels.chunk_kda(*inputs, **operands.ours())[0]
 
     def fla() -> Body:
-        from fla.ops.kda import chunk_kda
+        chunk_kda = peer("fla.ops.kda", "chunk_kda")
 
         return lambda *inputs: chunk_kda(*inputs, safe_gate=True, **operands.of_fla())[0]
 
@@ -129,7 +129,7 @@ def kda_decode(setting: Setting, batch: int, heads: int, width: int) -> Case:
         return [Trial("in place", call, restore=lambda: own.copy_(state))]
 
     def fla() -> list[Trial]:
-        from fla.ops.kda import fused_recurrent_kda
+        fused_recurrent_kda = peer("fla.ops.kda", "fused_recurrent_kda")
 
         options = operands.of_fla() | {"initial_state": state, "output_final_state": True}
         return one(lambda: fused_recurrent_kda(*operands.inputs, **options))()

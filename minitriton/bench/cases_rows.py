@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -81,17 +80,12 @@ def _swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     return F.silu(gate) * up
 
 
-def _liger(name: str) -> Any:
-    """A function of liger-kernel; ImportError if that is not installed."""
-    return getattr(importlib.import_module("liger_kernel.transformers.functional"), name)
-
-
 def swiglu(setting: Setting, rows: int, columns: int) -> Case:
     gate, up = _tensors(setting, rows, columns, count=2)
     contenders = _elementwise(setting, "swiglu_kernel", [gate, up], 1)
     contenders["torch"] = one(lambda: _swiglu(gate, up))
     contenders["torch.compile"] = cases.compiled(_swiglu, gate, up)
-    contenders["liger"] = lambda: one(functools.partial(_liger("liger_swiglu"), gate, up))()
+    contenders["liger"] = lambda: one(functools.partial(cases.liger("liger_swiglu"), gate, up))()
     work = Work(6 * gate.numel(), 8 * gate.numel())
     reference = lambda: [_swiglu(gate.float(), up.float())]  # noqa: E731
     return Case(work, normal(gate, up), reference, contenders)
@@ -103,7 +97,7 @@ def swiglu_backward(setting: Setting, rows: int, columns: int) -> Case:
     contenders |= _by_autograd(_swiglu, [gate, up], grad)
 
     def liger() -> list[Trial]:
-        function = _liger("liger_swiglu")  # it writes the gradients over the inputs
+        function = cases.liger("liger_swiglu")  # it writes the gradients over the inputs
         on_copies = lambda *inputs: function(*(x.clone() for x in inputs))  # noqa: E731
         return [backward("", on_copies, leaves(gate, up), grad, once=True)]
 
@@ -154,7 +148,7 @@ def softmax(setting: Setting, rows: int, columns: int) -> Case:
 
     contenders = same_source("rows", make)
     contenders["torch"] = one(lambda: torch.softmax(x, -1))
-    contenders["liger"] = lambda: one(functools.partial(_liger("liger_softmax"), x))()
+    contenders["liger"] = lambda: one(functools.partial(cases.liger("liger_softmax"), x))()
     contenders["torch.compile"] = cases.compiled(lambda t: torch.softmax(t, -1), x)
     work = Work(4 * x.numel(), 5 * x.numel())
     return Case(work, normal(x), lambda: [torch.softmax(x.float(), -1)], contenders)
@@ -188,9 +182,11 @@ class Norm:
 
     def liger(self) -> Any:
         if self.centred:
-            function = _liger("liger_layer_norm")
+            function = cases.liger("liger_layer_norm")
             return lambda x, w, b: function(x, w, b, EPS)
-        function = _liger("liger_rms_norm")  # in place it would overwrite the incoming gradient
+        function = cases.liger(
+            "liger_rms_norm"
+        )  # in place it would overwrite the incoming gradient
         return lambda x, w: function(x, w, EPS, in_place=False)
 
     def forward(self, module: Any, warps: int) -> list[torch.Tensor]:
@@ -316,7 +312,7 @@ class Loss:
         contenders["torch"] = one(lambda: self.function(self.logits))
         contenders["torch.compile"] = cases.compiled(self.function, self.logits)
         contenders["liger"] = lambda: one(
-            functools.partial(_liger("liger_cross_entropy"), self.logits, self.targets)
+            functools.partial(cases.liger("liger_cross_entropy"), self.logits, self.targets)
         )()
         n = self.logits.numel()
         reference = lambda: [self.function(self.logits.float())]  # noqa: E731
@@ -343,7 +339,7 @@ class Loss:
         contenders |= _by_autograd(self.function, [self.logits], self.grad, self.library)
 
         def liger() -> list[Trial]:
-            _liger("liger_cross_entropy")
+            cases.liger("liger_cross_entropy")
             raise LeftOut("its forward pass makes the gradient: see cross_entropy_step")
 
         contenders["liger"] = liger
