@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from minitriton import kernels
 from minitriton.bench import cases
 from minitriton.bench.cases import Case, Setting, Trial, exact_fp32, normal, one, peer
-from minitriton.bench.functions import Body, Function, empty
+from minitriton.bench.functions import Body, Function, empty, slow_to_tune
 from minitriton.bench.roofline import Work
 
 EPS = 1e-5
@@ -102,7 +102,8 @@ def attn_res(
 
     function = Function(
         [*stack, query, weight], refill, (tokens, width), plain,
-        {"minitriton library": lambda: ours, "fla": fla, "liger": liger}, plain=plain,
+        {"minitriton library": lambda: ours, "fla": slow_to_tune(setting, fla), "liger": liger},
+        plain=plain,
         forward_only={"liger": "it takes the sources as one tensor, not each for itself"},
     )  # fmt: skip
     row = 2.0 * tokens * width

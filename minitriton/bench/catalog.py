@@ -129,6 +129,15 @@ def _library() -> list[Spec]:
         *_both("add_layer_norm", "library", _table((16384, 384), (16384, 4096))),
         *_both("embedding", "library", _named("tokens rows width", (16384, 50304, 768))),
         *_forward("cross_entropy_step", "library", _table(*VOCABULARIES)),
+        *_both("packed_attention", "training", _named(
+            "batch tokens heads width", (64, 256, 6, 64), (16, 1024, 12, 64))),
+        *_both("scalar_residual", "training", _table((8192, 7168))),
+        *_forward("muon_step", "training", _named("heads rows columns", (96, 128, 7168))),
+        *_forward("quantile_bias", "training", _named("tokens experts", (65536, 896))),
+        *_forward("short_conv_step", "serving", _named("batch channels", (128, 36864))),
+        *_forward("mla_absorb", "serving", _named("batch heads", (128, 96))),
+        *_forward("mla_value_up", "serving", _named("batch heads", (128, 96))),
+        *_forward("mxfp4_quantize", "serving", _table((12288, 7168))),
     ]  # fmt: skip
 
 
@@ -215,7 +224,13 @@ def _dry() -> list[Spec]:
         "muon": {"matrices": 2, "rows": 16, "columns": 40},
         "linear": {"rows": 20, "columns": 24, "depth": 32}, "gelu_mlp": {"rows": 20, "width": 16},
         "add_layer_norm": row, "embedding": {"tokens": 12, "rows": 30, "width": 16},
-        "cross_entropy_step": row,
+        "cross_entropy_step": row, "scalar_residual": row,
+        "packed_attention": {"batch": 2, "tokens": 40, "heads": 2, "width": 16},
+        "muon_step": {"heads": 2, "rows": 16, "columns": 40},
+        "quantile_bias": {"tokens": 20, "experts": 24, "chosen": 4},
+        "short_conv_step": {"batch": 3, "channels": 48}, "mla_absorb": {"batch": 3, "heads": 2},
+        "mla_value_up": {"batch": 3, "heads": 2},
+        "mxfp4_quantize": {"rows": 3, "columns": 64},
     }  # fmt: skip
     kept = ("dtype", "backward")
     specs = []

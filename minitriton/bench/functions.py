@@ -112,11 +112,11 @@ def empty(setting: Setting, *shape: int, dtype: torch.dtype = BF16) -> torch.Ten
 
 
 def slow_to_tune(setting: Setting, maker: Maker) -> Maker:
-    """A contender which tunes itself for minutes and therefore sits out quick runs."""
+    """A contender which tunes itself for up to minutes and therefore sits out quick runs."""
 
     def make() -> Body:
         if setting.quick:
-            raise LeftOut("it tunes itself for minutes: full runs only")
+            raise LeftOut("it tunes itself for long: full runs only")
         return maker()
 
     return make

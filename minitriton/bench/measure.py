@@ -165,7 +165,7 @@ def poisoned(trial: Trial, shapes: Sequence[tuple[Any, Any, Any]]) -> list[torch
     itself is likely what was just filled and given back."""
     for out in trial.outputs:
         out.detach().fill_(math.nan)
-    hold = [torch.full(shape, math.nan if dtype.is_floating_point else -1, dtype=dtype,
+    hold = [torch.full(shape, math.nan if dtype.is_floating_point else 85, dtype=dtype,
                        device=device) for shape, dtype, device in shapes]  # fmt: skip
     del hold
     return called(trial)

@@ -25,12 +25,13 @@ RULES = (
     "median of the rounds is shown. Before each timed call with a cold L2 a buffer of 256 MB is "
     "written; a warm L2 is left by the same call. While the host queues a round the GPU waits, so "
     "times are those of the device alone.",
-    "Inputs are random. Outputs are filled with NaN and compared with an fp32 reference before "
+    "Inputs are random. Outputs are filled with NaN and compared with an exact reference before "
     "timing, and after it on inputs that are new. A result above the roof is an error and is "
     "taken out.",
     "minitriton and triton compile the same source, each at its best of the same configurations; "
-    "triton tma is the persistent kernel over tensor descriptors; torch is cuBLAS, cuDNN or "
-    "FlashAttention, whichever is faster; the roof is what this run measured.",
+    "minitriton 192 takes it in tiles that are no powers of two; triton tma is the persistent kernel "
+    "over tensor descriptors; torch is cuBLAS, cuDNN or FlashAttention, whichever is faster; fla and "
+    "liger are fla-core and liger-kernel; the roof is what the run of the case measured.",
 )
 
 

@@ -28,7 +28,7 @@ def load(folder: Path, size: str) -> Found | None:
         raise OtherResults(f"{path} is no result of the suite") from error
     if kind != (SCHEMA, size):
         raise OtherResults(f"{path} has results of a {kind[1]} run in format {kind[0]}")
-    return found  # type: ignore[no-any-return]  # JSON
+    return found
 
 
 def measured(found: Found | None) -> set[str]:
