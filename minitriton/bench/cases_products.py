@@ -26,7 +26,7 @@ from minitriton.bench.roofline import Work
 
 BF16 = torch.bfloat16
 # BLOCK_M, BLOCK_N, BLOCK_K, num_warps, num_stages; the first are those that win most often.
-# Tiles of 4 warps with 5 and more stages are those that MiniTriton runs in pairs (ping-pong).
+# Tiles of 4 warps are those of which MiniTriton runs two in turns in a CTA (ping-pong).
 DEEP = (
     (128, 256, 64, 8, 4), (128, 256, 64, 8, 3), (128, 128, 64, 4, 6), (128, 128, 64, 4, 3),
     (128, 128, 64, 4, 5), (128, 128, 64, 4, 4), (256, 128, 64, 8, 3), (128, 128, 64, 8, 3),
