@@ -29,9 +29,10 @@ RULES = (
     "timing, and after it on inputs that are new. A result above the roof is an error and is "
     "taken out.",
     "minitriton and triton compile the same source, each at its best of the same configurations; "
-    "minitriton 192 takes it in tiles that are no powers of two; triton tma is the persistent kernel "
-    "over tensor descriptors; torch is cuBLAS, cuDNN or FlashAttention, whichever is faster; fla and "
-    "liger are fla-core and liger-kernel; the roof is what the run of the case measured.",
+    "minitriton 192 takes it in tiles that are no powers of two; triton tma is the persistent "
+    "kernel over tensor descriptors; torch is cuBLAS, cuDNN or FlashAttention, whichever is "
+    "faster; fla and liger are fla-core and liger-kernel; the roof is what the run of the case "
+    "measured.",
 )
 
 
