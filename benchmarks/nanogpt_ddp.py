@@ -19,15 +19,13 @@ import time
 import torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
-sys.path.insert(0, str(pathlib.Path(__file__).parent))
-
-import timing
 
 from examples.nanogpt.__main__ import start_processes
 from examples.nanogpt.build import build_engine
 from examples.nanogpt.config import CONFIGS
 from examples.nanogpt.data import load_text, make_corpus
 from examples.nanogpt.train import Run
+from minitriton.bench.measure import machine
 
 
 def parse() -> argparse.Namespace:
@@ -79,9 +77,8 @@ def main() -> None:
                 print(f"{title}: {seconds * 1e3:.2f} ms a step, {rate:,.0f} tokens/s", flush=True)
     if rank == 0 and options.out:
         content = json.loads(options.out.read_text()) if options.out.exists() else {}
-        machine = timing.machine() if device == "cuda" else {}
         content |= {t: {**e, "command": " ".join(sys.argv)} for t, e in found.items()}
-        content["machine"] = machine
+        content["machine"] = machine() if device == "cuda" else {}
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps(content, indent=1) + "\n")
     if ranks > 1:

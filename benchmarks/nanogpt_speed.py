@@ -22,7 +22,6 @@ import time
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 import nanogpt_runs
-import timing
 import torch
 from nanogpt_runs import Bench
 
@@ -30,6 +29,7 @@ from examples.nanogpt.config import CONFIGS
 from examples.nanogpt.data import load_text, make_corpus
 from examples.nanogpt.plot import plot
 from examples.nanogpt.train import Record
+from minitriton.bench.measure import machine
 
 ENGINES = "minitriton,minitriton-no-graph,torch,torch-compile,torch-compile-graphs"
 PARTS = "gradients,losses,speed,full"
@@ -72,7 +72,7 @@ class Results:
         if curves is not None:
             self.curves.setdefault(part, {})[title] = curves
         self.content.setdefault(part, {})[title] = entry
-        self.content["machine"] = timing.machine() if torch.cuda.is_available() else {}
+        self.content["machine"] = machine() if torch.cuda.is_available() else {}
         self.write()
 
     def write(self) -> None:

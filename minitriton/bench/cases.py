@@ -15,7 +15,7 @@ from minitriton.bench import sources
 from minitriton.bench.catalog import Spec
 from minitriton.bench.roofline import Work
 
-OURS = ("minitriton", "minitriton library", "minitriton tma")
+OURS = ("minitriton", "minitriton 192", "minitriton library", "minitriton tma")
 DTYPES = {
     "bf16": torch.bfloat16, "fp16": torch.float16, "tf32": torch.float32,
     "fp8": torch.float8_e4m3fn,
@@ -51,6 +51,7 @@ class Trial:
     call: Callable[[], Any]  # returns the results, in the order of the case's reference
     outputs: Tensors = ()  # what `call` writes; poisoned before each check
     refresh: Callable[[], Any] = lambda: None  # after new inputs, outside the timed part
+    restore: Callable[[], Any] | None = None  # before each call of one that overwrites its inputs
 
 
 @dataclass
@@ -63,6 +64,7 @@ class Case:
     contenders: dict[str, Callable[[], list[Trial]]]
     bound: float = 8e-3  # relative rms error
     sustained: bool = False  # worth a look at what heat and power leave of the rate
+    view: Callable[[list[torch.Tensor]], Tensors] = list  # what of the results is compared
     title: str = ""
     family: str = ""
     arguments: dict[str, Any] = field(default_factory=dict)
@@ -90,6 +92,16 @@ def same_source(
     }
 
 
+def peer(module: str, name: str) -> Any:
+    """A function of another library; ImportError if it is not installed."""
+    return getattr(importlib.import_module(module), name)
+
+
+def liger(name: str) -> Any:
+    """A function of liger-kernel."""
+    return peer("liger_kernel.transformers.functional", name)
+
+
 def one(call: Callable[[], Any], label: str = "", **more: Any) -> Callable[[], list[Trial]]:
     """A contender with a single configuration."""
     return lambda: [Trial(label, call, **more)]
@@ -106,10 +118,12 @@ def compiled(function: Callable[..., Any], *arguments: Any, mode: str | None = N
 
 
 def backward(
-    label: str, function: Callable[..., torch.Tensor], leaves: Tensors, grad: torch.Tensor
-) -> Trial:
-    """The backward pass of a function through autograd; its forward pass is not timed."""
-    state: dict[str, torch.Tensor] = {}
+    label: str, function: Callable[..., Any], leaves: Tensors, grad: torch.Tensor | Tensors,
+    *, once: bool = False,
+) -> Trial:  # fmt: skip
+    """The backward pass of a function through autograd; its forward pass is not timed. once: it
+    overwrites what the forward pass saved, which therefore runs again before each call."""
+    state: dict[str, Any] = {}
 
     def refresh() -> None:
         with torch.enable_grad():
@@ -118,11 +132,11 @@ def backward(
     def call() -> Any:
         return torch.autograd.grad(state["out"], list(leaves), grad, retain_graph=True)
 
-    return Trial(label, call, refresh=refresh)
+    return Trial(label, call, refresh=refresh, restore=refresh if once else None)
 
 
 def compiled_backward(
-    function: Callable[..., torch.Tensor], leaves: Tensors, grad: torch.Tensor
+    function: Callable[..., Any], leaves: Tensors, grad: torch.Tensor | Tensors
 ) -> Callable[[], list[Trial]]:
     def make() -> list[Trial]:
         import torch._functorch.config as settings
@@ -132,6 +146,17 @@ def compiled_backward(
         return [backward("default mode", fast, leaves, grad)]
 
     return make
+
+
+class exact_fp32:
+    """While it lasts, torch multiplies fp32 without tf32."""
+
+    def __enter__(self) -> None:
+        self.before = torch.backends.cuda.matmul.allow_tf32
+        torch.backends.cuda.matmul.allow_tf32 = False
+
+    def __exit__(self, *_: object) -> None:
+        torch.backends.cuda.matmul.allow_tf32 = self.before
 
 
 def normal(*tensors: torch.Tensor, scale: float = 1.0) -> Callable[[], None]:

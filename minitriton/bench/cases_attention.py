@@ -15,11 +15,11 @@ from minitriton.bench.cases import (
     Setting,
     Trial,
     backward,
+    exact_fp32,
     leaves,
     normal,
     same_source,
 )
-from minitriton.bench.cases_products import exact_fp32
 from minitriton.bench.roofline import Work
 
 BF16 = torch.bfloat16

@@ -11,16 +11,30 @@ import torch
 
 import minitriton
 from minitriton.bench import cases, sources
-from minitriton.bench.cases import DTYPES, Case, LeftOut, Setting, Trial, normal, one, same_source
+from minitriton.bench.cases import (
+    DTYPES,
+    Case,
+    LeftOut,
+    Setting,
+    Trial,
+    exact_fp32,
+    normal,
+    one,
+    same_source,
+)
 from minitriton.bench.roofline import Work
 
 BF16 = torch.bfloat16
-# BLOCK_M, BLOCK_N, BLOCK_K, num_warps, num_stages; the first are those that win most often
-WIDE = (
-    (128, 256, 64, 8, 3), (128, 256, 64, 8, 4), (128, 128, 64, 4, 3), (128, 128, 64, 4, 4),
-    (256, 128, 64, 8, 3), (128, 128, 64, 8, 3), (256, 128, 64, 8, 4), (128, 256, 32, 8, 4),
-    (64, 256, 64, 4, 4), (64, 128, 64, 4, 4), (128, 128, 32, 4, 4), (256, 128, 32, 8, 4),
+# BLOCK_M, BLOCK_N, BLOCK_K, num_warps, num_stages; the first are those that win most often.
+# Tiles of 4 warps are those of which MiniTriton runs two in turns in a CTA (ping-pong).
+DEEP = (
+    (128, 256, 64, 8, 4), (128, 256, 64, 8, 3), (128, 128, 64, 4, 6), (128, 128, 64, 4, 3),
+    (128, 128, 64, 4, 5), (128, 128, 64, 4, 4), (256, 128, 64, 8, 3), (128, 128, 64, 8, 3),
+    (256, 128, 64, 8, 4), (128, 256, 32, 8, 4), (64, 256, 64, 4, 4), (64, 128, 64, 4, 4),
+    (128, 128, 32, 4, 4), (256, 128, 32, 8, 4),
 )  # fmt: skip
+SHALLOW = (DEEP[2], DEEP[1], DEEP[4], DEEP[0], DEEP[3], *DEEP[5:])  # for K of at most 2048
+ODD = ((128, 192, 64, 4, 5), (256, 192, 64, 8, 3), (128, 192, 64, 4, 4))  # no powers of two
 SKINNY = (
     (16, 64, 128, 4, 4), (16, 128, 128, 4, 4), (32, 64, 128, 4, 4), (64, 64, 128, 4, 3),
     (64, 64, 64, 4, 4), (128, 64, 64, 4, 4), (64, 128, 64, 4, 4), (16, 32, 256, 4, 3),
@@ -32,17 +46,25 @@ DESCRIPTOR = (  # the last number: whether the result is stored in halves
 )  # fmt: skip
 NARROW = (128, 128, 64, 8, 4)  # for fp8, where rows of 128 may need too many registers
 NAMES = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "num_warps", "num_stages")
-TINY = (32, 32, 32, 4, 2)
+TINY, TINY_ODD = (32, 32, 32, 4, 2), (32, 48, 32, 4, 2)
 
 
-def _configs(setting: Setting, m: int, n: int, itemsize: int) -> list[dict[str, int]]:
+def _configs(setting: Setting, m: int, n: int, k: int, itemsize: int) -> list[dict[str, int]]:
     """What a same-source contender tries. Rows of BLOCK_K take so many bytes as in bf16."""
     if setting.dry:
-        options = [TINY]
-    else:
-        options = setting.few(SKINNY if min(m, n) <= 128 else WIDE, 4)
-        options = [(bm, bn, max(bk * 2 // itemsize, 16), w, s) for bm, bn, bk, w, s in options]
-        options += [NARROW] if itemsize == 1 else []
+        return _named([TINY])
+    table = SKINNY if min(m, n) <= 128 else SHALLOW if k <= 2048 else DEEP
+    options = setting.few(table, 4)
+    options = [(bm, bn, max(bk * 2 // itemsize, 16), w, s) for bm, bn, bk, w, s in options]
+    return _named(options + ([NARROW] if itemsize == 1 else []))
+
+
+def _odd(setting: Setting) -> list[dict[str, int]]:
+    """Tiles which only MiniTriton compiles: Triton wants powers of two."""
+    return _named([TINY_ODD] if setting.dry else setting.few(ODD, 2))
+
+
+def _named(options: list[tuple[int, ...]]) -> list[dict[str, int]]:
     return [dict(zip(NAMES, option, strict=True)) for option in options]
 
 
@@ -71,7 +93,9 @@ class Product:
         with exact_fp32():
             return [self.a.float() @ self.b.float()]
 
-    def plain(self, module: Any) -> list[Trial]:
+    def plain(self, module: Any, configs: list[dict[str, int]] | None = None) -> list[Trial]:
+        """The pointer kernel with these configurations, or with those of its shape and type."""
+
         def trial(config: dict[str, int]) -> Trial:
             m, n, _ = self.shape
             grid = (_grid(m, n, config),)
@@ -85,8 +109,9 @@ class Product:
 
             return Trial(_label(config), call, [self.out])
 
-        itemsize = self.a.element_size()
-        return [trial(c) for c in _configs(self.setting, *self.shape[:2], itemsize)]
+        if configs is None:
+            configs = _configs(self.setting, *self.shape, self.a.element_size())
+        return [trial(config) for config in configs]
 
     def described(self, package: str) -> list[Trial]:
         """The persistent kernel over tensor descriptors made on the host."""
@@ -158,20 +183,13 @@ class Product:
                 for fast in (True, False)]  # fmt: skip
 
 
-class exact_fp32:
-    """While it lasts, torch multiplies fp32 without tf32."""
-
-    def __enter__(self) -> None:
-        self.before = torch.backends.cuda.matmul.allow_tf32
-        torch.backends.cuda.matmul.allow_tf32 = False
-
-    def __exit__(self, *_: object) -> None:
-        torch.backends.cuda.matmul.allow_tf32 = self.before
-
-
 def matmul(setting: Setting, m: int, n: int, k: int, b_nk: bool, dtype: str) -> Case:
     product = Product(setting, m, n, k, b_nk, dtype)
     contenders = same_source("products", product.plain)
+    if dtype in ("bf16", "fp16") and (min(m, n) > 128 or setting.dry):
+        contenders["minitriton 192"] = lambda: product.plain(
+            sources.load("products"), _odd(setting)
+        )
     if b_nk and dtype != "fp8":
         contenders["minitriton library"] = product.library
     if dtype != "tf32":
@@ -211,7 +229,7 @@ def batched(setting: Setting, batch: int, m: int, n: int, k: int) -> Case:
 
             return Trial(_label(config), call, [out])
 
-        return [trial(config) for config in _configs(setting, m, n, 2)]
+        return [trial(config) for config in _configs(setting, m, n, k, 2)]
 
     contenders = same_source("products", make)
     contenders["torch"] = one(lambda: torch.bmm(a, b, out=out), outputs=[out])
@@ -271,7 +289,7 @@ def grouped(setting: Setting, groups: int, rows: int, n: int, k: int) -> Case:
 
             return Trial(_label(config), call, [out])
 
-        return [trial(config) for config in _configs(setting, rows, n, 2)]
+        return [trial(config) for config in _configs(setting, rows, n, k, 2)]
 
     offsets = torch.tensor(ends, device=setting.device, dtype=torch.int32)
 

@@ -11,7 +11,17 @@ from torch.nn import functional as F
 
 import minitriton
 from minitriton.bench import cases
-from minitriton.bench.cases import Case, Setting, Trial, backward, leaves, normal, one, same_source
+from minitriton.bench.cases import (
+    Case,
+    LeftOut,
+    Setting,
+    Trial,
+    backward,
+    leaves,
+    normal,
+    one,
+    same_source,
+)
 from minitriton.bench.roofline import Work
 
 BF16, EPS = torch.bfloat16, 1e-5
@@ -75,6 +85,7 @@ def swiglu(setting: Setting, rows: int, columns: int) -> Case:
     contenders = _elementwise(setting, "swiglu_kernel", [gate, up], 1)
     contenders["torch"] = one(lambda: _swiglu(gate, up))
     contenders["torch.compile"] = cases.compiled(_swiglu, gate, up)
+    contenders["liger"] = lambda: one(functools.partial(cases.liger("liger_swiglu"), gate, up))()
     work = Work(6 * gate.numel(), 8 * gate.numel())
     reference = lambda: [_swiglu(gate.float(), up.float())]  # noqa: E731
     return Case(work, normal(gate, up), reference, contenders)
@@ -84,6 +95,13 @@ def swiglu_backward(setting: Setting, rows: int, columns: int) -> Case:
     grad, gate, up = _tensors(setting, rows, columns, count=3)
     contenders = _elementwise(setting, "swiglu_backward_kernel", [grad, gate, up], 2)
     contenders |= _by_autograd(_swiglu, [gate, up], grad)
+
+    def liger() -> list[Trial]:
+        function = cases.liger("liger_swiglu")  # it writes the gradients over the inputs
+        on_copies = lambda *inputs: function(*(x.clone() for x in inputs))  # noqa: E731
+        return [backward("", on_copies, leaves(gate, up), grad, once=True)]
+
+    contenders["liger"] = liger
     work = Work(10 * gate.numel(), 14 * gate.numel())
     reference = _reference_gradients(_swiglu, [gate, up], grad)
     return Case(work, normal(grad, gate, up), reference, contenders)
@@ -130,6 +148,7 @@ def softmax(setting: Setting, rows: int, columns: int) -> Case:
 
     contenders = same_source("rows", make)
     contenders["torch"] = one(lambda: torch.softmax(x, -1))
+    contenders["liger"] = lambda: one(functools.partial(cases.liger("liger_softmax"), x))()
     contenders["torch.compile"] = cases.compiled(lambda t: torch.softmax(t, -1), x)
     work = Work(4 * x.numel(), 5 * x.numel())
     return Case(work, normal(x), lambda: [torch.softmax(x.float(), -1)], contenders)
@@ -160,6 +179,15 @@ class Norm:
         from minitriton import kernels
 
         return getattr(kernels, self.name)(x, *parameters, eps=EPS)
+
+    def liger(self) -> Any:
+        if self.centred:
+            function = cases.liger("liger_layer_norm")
+            return lambda x, w, b: function(x, w, b, EPS)
+        function = cases.liger(
+            "liger_rms_norm"
+        )  # in place it would overwrite the incoming gradient
+        return lambda x, w: function(x, w, EPS, in_place=False)
 
     def forward(self, module: Any, warps: int) -> list[torch.Tensor]:
         getattr(module, f"{self.name}_kernel")[(self.rows,)](
@@ -206,6 +234,7 @@ class Norm:
         contenders["minitriton library"] = one(lambda: self.library(*inputs))
         contenders["torch"] = one(lambda: self.function(*inputs))
         contenders["torch.compile"] = cases.compiled(self.function, *inputs)
+        contenders["liger"] = lambda: one(functools.partial(self.liger(), *inputs))()
         n = self.x.numel()
         reference = lambda: [self.function(*(t.float() for t in inputs))]  # noqa: E731
         return Case(Work(4 * n, (8 if self.centred else 5) * n), self.refill, reference, contenders)
@@ -214,6 +243,7 @@ class Norm:
         inputs = [self.x, *self.parameters]
         contenders = same_source("rows", self.backwards)
         contenders |= _by_autograd(self.function, inputs, self.grad, self.library)
+        contenders["liger"] = lambda: [backward("", self.liger(), leaves(*inputs), self.grad)]
         n = self.x.numel()
         reference = _reference_gradients(self.function, inputs, self.grad)
         work = Work(6 * n, (15 if self.centred else 11) * n)
@@ -281,6 +311,9 @@ class Loss:
         contenders["minitriton library"] = one(lambda: self.library(self.logits))
         contenders["torch"] = one(lambda: self.function(self.logits))
         contenders["torch.compile"] = cases.compiled(self.function, self.logits)
+        contenders["liger"] = lambda: one(
+            functools.partial(cases.liger("liger_cross_entropy"), self.logits, self.targets)
+        )()
         n = self.logits.numel()
         reference = lambda: [self.function(self.logits.float())]  # noqa: E731
         return Case(Work(2 * n, 4 * n), self.refill, reference, contenders)
@@ -304,6 +337,12 @@ class Loss:
 
         contenders = same_source("rows", make)
         contenders |= _by_autograd(self.function, [self.logits], self.grad, self.library)
+
+        def liger() -> list[Trial]:
+            cases.liger("liger_cross_entropy")
+            raise LeftOut("its forward pass makes the gradient: see cross_entropy_step")
+
+        contenders["liger"] = liger
         n = self.logits.numel()
         reference = _reference_gradients(self.function, [self.logits], self.grad)
         return Case(Work(4 * n, 4 * n), self.refill, reference, contenders)

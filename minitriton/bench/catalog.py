@@ -29,6 +29,7 @@ ROWS = ((16384, 1024), (16384, 4096), (8192, 8192), (4096, 16384))
 NARROW = ROWS[:3]  # the library's norms are for rows of at most 8192
 VOCABULARIES = ((8192, 50304), (4096, 128256))
 PRODUCTS = ((8192, 8192, 8192), (4096, 4096, 4096), (8192, 8192, 1024))
+K3_EXPERTS = {"experts": 112, "latent": 3584, "width": 3072}  # an eighth of them
 SKINNY = ((16, 8192, 8192), (128, 8192, 8192), (8192, 128, 8192))
 
 
@@ -66,6 +67,80 @@ def _attention(shapes: Iterable[tuple[int, int, int, int, int, bool]], function:
     return specs
 
 
+def _both(family: str, file: str, shapes: Iterable[tuple[str, dict[str, int]]]) -> list[Spec]:
+    """Forward and backward cases of a function of the library, of (part of the title, sizes)."""
+    return [
+        Spec(family + ending, f"{family}{ending} {title}", file, family,
+             {**sizes, "backward": bool(ending)})
+        for ending in ("", "_backward") for title, sizes in shapes
+    ]  # fmt: skip
+
+
+def _forward(family: str, file: str, shapes: Iterable[tuple[str, dict[str, Any]]]) -> list[Spec]:
+    return [Spec(family, f"{family} {title}", file, family, sizes) for title, sizes in shapes]
+
+
+def _named(names: str, *shapes: tuple[int, ...]) -> list[tuple[str, dict[str, int]]]:
+    """Titles such as "tokens=8192 heads=96", and sizes by those names."""
+    return [
+        (" ".join(f"{name}={size}" for name, size in zip(names.split(), shape, strict=True)),
+         dict(zip(names.split(), shape, strict=True)))
+        for shape in shapes
+    ]  # fmt: skip
+
+
+def _table(*shapes: tuple[int, int]) -> list[tuple[str, dict[str, int]]]:
+    return [(f"{rows}x{columns}", {"rows": rows, "columns": columns}) for rows, columns in shapes]
+
+
+def _library() -> list[Spec]:
+    """Functions of the library at Kimi K3's sizes (technical report, table 1, and config.json), and
+    at those of a small GPT."""
+    products = [
+        (f"{m}x{k} to {n}", {"rows": m, "columns": n, "depth": k})
+        for m, n, k in ((8192, 12288, 7168), (16384, 1152, 384), (16384, 1536, 384))
+    ]
+    experts = [(f"tokens={count}", {**K3_EXPERTS, "tokens": count}) for count in (1024, 64, 1)]
+    return [
+        *_both("kda", "recurrent", _named(
+            "batch tokens heads width",
+            (1, 8192, 96, 128), (1, 8192, 32, 128), (2, 16384, 16, 128), (1, 8192, 12, 128))),
+        *_forward("kda_decode", "recurrent", _named(
+            "batch heads width", *((batch, 96, 128) for batch in (128, 64, 32, 1)))),
+        *_both("short_conv", "library", _named("tokens channels", (8192, 36864))),
+        *_both("gated_rms_norm", "library", _named("tokens heads width", (8192, 96, 128))),
+        *_both("attn_res", "library", _named(
+            "sources tokens width", (9, 8192, 7168), (5, 8192, 7168), (9, 1024, 7168))),
+        *_both("mla", "latent", _named("tokens heads", (8192, 96), (8192, 16))),
+        *_forward("mla_decode", "latent", _named(
+            "batch length heads", (128, 4096, 96), (128, 4096, 16), (32, 8192, 96),
+            (1, 32768, 96))),
+        *_both("situ_glu", "library", _table((131072, 3072), (8192, 33792), (8192, 6144))),
+        *_both("situ_linear", "library", [
+            ("8192x7168 to 6144", {"rows": 8192, "columns": 6144, "depth": 7168})]),
+        *_forward("router", "mixture", _named("tokens experts", (8192, 896), (64, 896))),
+        *_forward("moe", "mixture", experts[2:]),
+        *_both("moe", "mixture", experts[:2]),
+        *_forward("moe_mxfp4", "mixture", experts),
+        *_forward("moe_w4a8", "mixture", experts),
+        *_forward("muon", "library", _named("matrices rows columns", (96, 128, 7168))),
+        *_both("linear", "library", products),
+        *_both("gelu_mlp", "library", _named("rows width", (16384, 384), (8192, 4096))),
+        *_both("add_layer_norm", "library", _table((16384, 384), (16384, 4096))),
+        *_both("embedding", "library", _named("tokens rows width", (16384, 50304, 768))),
+        *_forward("cross_entropy_step", "library", _table(*VOCABULARIES)),
+        *_both("packed_attention", "training", _named(
+            "batch tokens heads width", (64, 256, 6, 64), (16, 1024, 12, 64))),
+        *_both("scalar_residual", "training", _table((8192, 7168))),
+        *_forward("muon_step", "training", _named("heads rows columns", (96, 128, 7168))),
+        *_forward("quantile_bias", "training", _named("tokens experts", (65536, 896))),
+        *_forward("short_conv_step", "serving", _named("batch channels", (128, 36864))),
+        *_forward("mla_absorb", "serving", _named("batch heads", (128, 96))),
+        *_forward("mla_value_up", "serving", _named("batch heads", (128, 96))),
+        *_forward("mxfp4_quantize", "serving", _table((12288, 7168))),
+    ]  # fmt: skip
+
+
 def _heads(batch: int, tokens: int, head_dims: Iterable[int]) -> list[tuple[int, ...]]:
     return [
         (batch, tokens, 2048 // width, 2048 // width, width, causal)
@@ -75,7 +150,8 @@ def _heads(batch: int, tokens: int, head_dims: Iterable[int]) -> list[tuple[int,
 
 def _full() -> list[Spec]:
     long = [*_heads(4, 4096, (64, 128, 256)), *_heads(1, 16384, (128,))]
-    grouped = (4, 4096, 32, 8, 128, True)
+    alone = [(1, 4096, 16, 16, width, True) for width in (128, 64)]
+    shapes = [*long, *alone, (4, 4096, 32, 8, 128, True), (1, 8192, 64, 8, 128, True)]
     return [
         Spec("add", "add fp32 2^28", "rows", "add", {"n": 1 << 28}),
         *_sizes("softmax", "softmax", ROWS),
@@ -101,8 +177,9 @@ def _full() -> list[Spec]:
              {"groups": 16, "rows": 16384, "n": 4096, "k": 4096}),
         Spec("matmul_grouped", "matmul_grouped 128 groups, 8192x2048x4096", "products", "grouped",
              {"groups": 128, "rows": 8192, "n": 2048, "k": 4096}),
-        *_attention([*long, grouped], "attention"),  # type: ignore[list-item]  # tuples of mixed int
-        *_attention([*long, grouped], "attention_backward"),  # type: ignore[list-item]  # the same
+        *_attention(shapes, "attention"),  # type: ignore[arg-type]  # tuples of mixed int
+        *_attention(shapes, "attention_backward"),  # type: ignore[arg-type]  # the same
+        *_library(),
     ]  # fmt: skip
 
 
@@ -120,6 +197,10 @@ QUICK_TITLES = (
     "matmul_batched 64x1024x1024x1024", "matmul_grouped 16 groups, 16384x4096x4096",
     "matmul_tf32 4096x4096x4096 B[K,N]", "matmul_fp16 4096x4096x4096 B[K,N]",
     "matmul 4096x4096x4096 B[K,N]",
+    "kda batch=1 tokens=8192 heads=96 width=128", "mla tokens=8192 heads=16",
+    "attn_res sources=9 tokens=8192 width=7168", "short_conv tokens=8192 channels=36864",
+    "situ_glu 131072x3072", "moe tokens=64", "mla_decode batch=128 length=4096 heads=16",
+    "kda_decode batch=64 heads=96 width=128",
 )  # fmt: skip
 
 
@@ -127,15 +208,36 @@ def _dry() -> list[Spec]:
     """Each family and contender of the full run once, as small as its code allows."""
     row, product = {"rows": 3, "columns": 200}, {"m": 40, "n": 48, "k": 64, "b_nk": True}
     small = {"batch": 1, "tokens": 64, "heads": 2, "kv_heads": 1, "head_dim": 32, "causal": True}
-    own = {
+    experts = {"tokens": 10, "experts": 4, "latent": 64, "width": 32, "chosen": 2}
+    own: dict[str, dict[str, Any]] = {
         "add": {"n": 1000}, "matmul_batched": {"batch": 2, "m": 40, "n": 48, "k": 32},
-        "matmul_grouped": {"groups": 2, "rows": 40, "n": 32, "k": 32},
-        "attention": small, "attention_backward": small,
+        "matmul_grouped": {"groups": 2, "rows": 40, "n": 32, "k": 32}, "attention": small,
+        "kda": {"batch": 1, "tokens": 40, "heads": 2, "width": 32},
+        "kda_decode": {"batch": 2, "heads": 2, "width": 32},
+        "short_conv": {"tokens": 20, "channels": 48},
+        "gated_rms_norm": {"tokens": 3, "heads": 2, "width": 48},
+        "attn_res": {"sources": 3, "tokens": 4, "width": 100},
+        "mla": {"tokens": 40, "heads": 2}, "mla_decode": {"batch": 2, "length": 64, "heads": 2},
+        "situ_glu": row, "situ_linear": {"rows": 20, "columns": 32, "depth": 32},
+        "router": {"tokens": 5, "experts": 24, "chosen": 4}, "moe": experts,
+        "moe_mxfp4": experts, "moe_w4a8": {**experts, "latent": 128, "width": 128},
+        "muon": {"matrices": 2, "rows": 16, "columns": 40},
+        "linear": {"rows": 20, "columns": 24, "depth": 32}, "gelu_mlp": {"rows": 20, "width": 16},
+        "add_layer_norm": row, "embedding": {"tokens": 12, "rows": 30, "width": 16},
+        "cross_entropy_step": row, "scalar_residual": row,
+        "packed_attention": {"batch": 2, "tokens": 40, "heads": 2, "width": 16},
+        "muon_step": {"heads": 2, "rows": 16, "columns": 40},
+        "quantile_bias": {"tokens": 20, "experts": 24, "chosen": 4},
+        "short_conv_step": {"batch": 3, "channels": 48}, "mla_absorb": {"batch": 3, "heads": 2},
+        "mla_value_up": {"batch": 3, "heads": 2},
+        "mxfp4_quantize": {"rows": 3, "columns": 64},
     }  # fmt: skip
+    kept = ("dtype", "backward")
     specs = []
     for first in {spec.family: spec for spec in reversed(_full())}.values():
-        arguments = own.get(first.family, row if first.file == "rows" else product)
-        given = {"dtype": first.arguments["dtype"]} if "dtype" in first.arguments else {}
+        standard = row if first.file == "rows" else product
+        arguments = own.get(first.family.removesuffix("_backward"), standard)
+        given = {name: first.arguments[name] for name in kept if name in first.arguments}
         title = f"{first.family} tiny"
         specs.append(Spec(first.family, title, first.file, first.function, {**arguments, **given}))
     return specs[::-1]

@@ -14,11 +14,12 @@ import sys
 import tempfile
 import time
 from contextlib import nullcontext
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from minitriton.bench import catalog
+from minitriton.bench import catalog, runs
 from minitriton.bench.supervisor import Results, Supervisor, WorkerFailed
 
 QUICK_SECONDS = 285.0  # leaves some of five minutes for the case that is running then
@@ -37,8 +38,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="only these families, or cases by their titles: " + ", ".join(catalog.families()),
     )  # fmt: skip
     parser.add_argument(
-        "--out", default="bench-results", metavar="DIR", help="where results go (bench-results)"
-    )
+        "--out", default="bench-results", metavar="DIR",
+        help="where results go (bench-results); a run with --only adds to those of before",
+    )  # fmt: skip
+    parser.add_argument(
+        "--resume", action="store_true",
+        help="leave out the cases that --out has results of, and add to those",
+    )  # fmt: skip
     parser.add_argument(
         "--limit", type=float, metavar="SECONDS", help="begin no case after so many seconds"
     )
@@ -58,20 +64,27 @@ def run(options: argparse.Namespace) -> int:
         raise BenchUsage(f"--limit {options.limit}: it must be a positive number of seconds")
     _check_machine(size)
     folder = writable(Path(options.out))
+    earlier = _earlier(folder, size, options)
+    if options.resume:
+        specs = [spec for spec in specs if spec.title not in runs.measured(earlier)]
+        if not specs:
+            raise BenchUsage(f"--resume: {folder} has results of all these cases")
     limit = options.limit or (QUICK_SECONDS if size == catalog.QUICK else None)
-    results = Results(header={
-        "command": " ".join(["python -m minitriton", *sys.argv[1:]]), "size": size,
+    results = Results(size, {
+        "command": " ".join(["python -m minitriton", *sys.argv[1:]]),
         "started": datetime.now(UTC).isoformat(timespec="seconds"), "seconds": None, "machine": {},
     })  # fmt: skip
     titles = [spec.title for spec in specs]
     log = folder / "worker.log"
-    log.unlink(missing_ok=True)
+    if earlier is None:
+        log.unlink(missing_ok=True)
+    output = Output(folder, results, earlier)
     deadline = time.time() + limit if limit else None
     supervisor = Supervisor(size, titles, results, log, deadline=deadline)
     begun = time.monotonic()
     trouble = ""
     try:
-        with _progress(supervisor, folder):
+        with _progress(supervisor, output):
             supervisor.run()
     except WorkerFailed as error:
         if not results.cases:
@@ -83,7 +96,37 @@ def run(options: argparse.Namespace) -> int:
         if title not in results.cases:
             results.skipped.setdefault(title, "the run ended before it")
     results.header["seconds"] = round(time.monotonic() - begun, 1)
-    return _finish(results, folder, trouble)
+    return _finish(output, trouble)
+
+
+def _earlier(folder: Path, size: str, options: argparse.Namespace) -> runs.Found | None:
+    """What this run adds to: a run of all cases begins anew."""
+    if not (options.only or options.resume):
+        return None
+    try:
+        return runs.load(folder, size)
+    except runs.OtherResults as error:
+        raise BenchUsage(f"--out {folder}: {error}: choose another folder") from error
+
+
+@dataclass
+class Output:
+    """A folder and what goes there: results of this run, and those which the folder had."""
+
+    folder: Path
+    results: Results
+    earlier: runs.Found | None
+
+    def found(self) -> runs.Found:
+        order = [spec.title for spec in catalog.select(self.results.size)]
+        return runs.merged(self.earlier, self.results.as_json(), order)
+
+    def save(self) -> None:
+        """bench.json, replaced at once."""
+        text = json.dumps(self.found(), indent=1) + "\n"
+        temporary = self.folder / "bench.json.new"
+        temporary.write_text(text)
+        os.replace(temporary, self.folder / "bench.json")
 
 
 def _size(options: argparse.Namespace) -> str:
@@ -119,14 +162,14 @@ def _check_machine(size: str) -> None:
         )
 
 
-def _progress(supervisor: Supervisor, folder: Path) -> Any:
+def _progress(supervisor: Supervisor, output: Output) -> Any:
     """Tells how far the run is: a bar on a terminal, else a line a case. Results so far are saved
     after each case, so a run that is cut short leaves what it has."""
 
     def save(event: dict[str, Any]) -> bool:
         over = event["event"] in ("done", "skipped")
         if over:
-            save_json(supervisor.results, folder)
+            output.save()
         return over
 
     total = len(supervisor.titles)
@@ -162,19 +205,11 @@ def _progress(supervisor: Supervisor, folder: Path) -> Any:
     return bar
 
 
-def save_json(results: Results, folder: Path) -> None:
-    """bench.json, replaced at once."""
-    text = json.dumps(results.as_json(), indent=1) + "\n"
-    temporary = folder / "bench.json.new"
-    temporary.write_text(text)
-    os.replace(temporary, folder / "bench.json")
-
-
-def _finish(results: Results, folder: Path, trouble: str) -> int:
+def _finish(output: Output, trouble: str) -> int:
     from minitriton.bench import page, picture, report
 
-    save_json(results, folder)
-    found = results.as_json()
+    output.save()
+    found, folder = output.found(), output.folder
     drawing = picture.draw(found, folder)
     (folder / "table.md").write_text(report.markdown(found))
     (folder / "index.html").write_text(page.render(found, drawing.svg))
@@ -183,7 +218,7 @@ def _finish(results: Results, folder: Path, trouble: str) -> int:
         print(f"no picture: {drawing.missing}")
     written = ["bench.json", "table.md", "index.html", *drawing.files]
     print(f"written to {folder}: {', '.join(written)}")
-    failures = results.failures()
+    failures = output.results.failures()
     for failure in failures:
         print(f"FAILED  {failure}", file=sys.stderr)
     if trouble:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.metadata
 import math
 import random
 import statistics
@@ -18,6 +19,7 @@ from minitriton.bench.roofline import Ceilings
 
 FLUSH_BYTES = 256 << 20  # several times any L2
 SPIN_HZ = 2.0e9  # at most what the clock of an SM runs at: a spin lasts at least as long as asked
+PEERS = {"fla": "fla-core", "liger": "liger-kernel"}  # contender, its package
 BLOCK_SECONDS, BLOCKS = 0.12, 3  # of back-to-back calls
 
 Calls = dict[str, Callable[[], Any]]
@@ -36,9 +38,10 @@ class Clock:
         torch.cuda.synchronize()
 
     def rounds(
-        self, calls: Calls, *, cold: bool, most: int, seconds: float
+        self, calls: Calls, *, cold: bool, most: int, seconds: float, restore: Calls | None = None
     ) -> dict[str, list[float]]:
-        """Seconds of each call in up to `most` rounds, five at least, in an order that changes."""
+        """Seconds of each call in up to `most` rounds, five at least, in an order that changes.
+        What `restore` has by the name of a call runs before it, untimed."""
         times: dict[str, list[float]] = {name: [] for name in calls}
         spin, ends, order = 0.002, time.perf_counter() + seconds, list(calls)
         for number in range(most + 1):
@@ -46,7 +49,8 @@ class Clock:
             torch.cuda._sleep(int(spin * SPIN_HZ))
             begun, events = time.perf_counter(), {}
             for name in order:
-                events[name] = self._record(name, calls[name], cold)
+                before = (restore or {}).get(name, _nothing)
+                events[name] = self._record(name, calls[name], before, cold)
             queued = time.perf_counter() - begun
             torch.cuda.synchronize()
             time.sleep(min(0.05, time.perf_counter() - begun))
@@ -58,12 +62,16 @@ class Clock:
                 break
         return times
 
-    def _record(self, name: str, call: Callable[[], Any], cold: bool) -> tuple[Any, Any]:
+    def _record(
+        self, name: str, call: Callable[[], Any], before: Callable[[], Any], cold: bool
+    ) -> tuple[Any, Any]:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        before()
         if cold:
             self.flush.zero_()
         else:
             call()
+            before()
         start.record()
         begun = time.perf_counter()
         call()
@@ -86,6 +94,10 @@ class Clock:
                 if number:  # the first block warmed the chip
                     times[name].append(start.elapsed_time(end) * 1e-3 / count)
         return times
+
+
+def _nothing() -> None:
+    """Where nothing has to be restored."""
 
 
 def summary(times: Sequence[float]) -> dict[str, float]:
@@ -153,9 +165,16 @@ def poisoned(trial: Trial, shapes: Sequence[tuple[Any, Any, Any]]) -> list[torch
     itself is likely what was just filled and given back."""
     for out in trial.outputs:
         out.detach().fill_(math.nan)
-    hold = [torch.full(shape, math.nan, dtype=dtype, device=device)
-            for shape, dtype, device in shapes]  # fmt: skip
+    hold = [torch.full(shape, math.nan if dtype.is_floating_point else 85, dtype=dtype,
+                       device=device) for shape, dtype, device in shapes]  # fmt: skip
     del hold
+    return called(trial)
+
+
+def called(trial: Trial) -> list[torch.Tensor]:
+    """Results of a call on inputs as they should be."""
+    if trial.restore is not None:
+        trial.restore()
     return as_list(trial.call())
 
 
@@ -196,6 +215,11 @@ def machine() -> dict[str, Any]:
         found["triton"] = triton.__version__
     except ImportError:
         found["triton"] = "not installed"
+    for key, package in PEERS.items():
+        try:
+            found[key] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[key] = "not installed"
     return found
 
 

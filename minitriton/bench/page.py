@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
-from minitriton.bench.report import Table, ceilings_line, left_out, machine_line, tables
+from minitriton.bench.report import Table, ceilings_line, left_out, machine_line, runs_of, tables
 
 STYLE = """
 :root { color-scheme: light dark; font: 15px/1.5 system-ui, sans-serif; }
@@ -25,12 +25,14 @@ RULES = (
     "median of the rounds is shown. Before each timed call with a cold L2 a buffer of 256 MB is "
     "written; a warm L2 is left by the same call. While the host queues a round the GPU waits, so "
     "times are those of the device alone.",
-    "Inputs are random. Outputs are filled with NaN and compared with an fp32 reference before "
+    "Inputs are random. Outputs are filled with NaN and compared with an exact reference before "
     "timing, and after it on inputs that are new. A result above the roof is an error and is "
     "taken out.",
     "minitriton and triton compile the same source, each at its best of the same configurations; "
-    "triton tma is the persistent kernel over tensor descriptors; torch is cuBLAS, cuDNN or "
-    "FlashAttention, whichever is faster; the roof is what this run measured.",
+    "minitriton 192 takes it in tiles that are no powers of two; triton tma is the persistent "
+    "kernel over tensor descriptors; torch is cuBLAS, cuDNN or FlashAttention, whichever is "
+    "faster; fla and liger are fla-core and liger-kernel; the roof is what the run of the case "
+    "measured.",
 )
 
 
@@ -41,10 +43,13 @@ def render(found: dict[str, Any], svg: str = "") -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         "<title>MiniTriton, roofline</title>", f"<style>{STYLE}</style>", "</head>", "<body>",
         "<h1>MiniTriton beside Triton and torch</h1>",
-        f"<p>{escape(machine_line(found))}. {escape(found['started'])}.<br>"
-        f"<code>{escape(found['command'])}</code></p>",
-        f"<p>{escape(ceilings_line(found)).capitalize()}.</p>",
     ]  # fmt: skip
+    for head, run in runs_of(found):
+        parts.append(
+            f"<p>{head.capitalize()}{escape(machine_line(run))}. {escape(run['started'])}.<br>"
+            f"<code>{escape(run['command'])}</code><br>"
+            f"{escape(ceilings_line(run)).capitalize()}.</p>"
+        )
     if svg:
         parts.append(f"<figure>{svg}</figure>")
     for table in tables(found):
@@ -58,7 +63,8 @@ def render(found: dict[str, Any], svg: str = "") -> str:
 
 
 def _table(table: Table) -> list[str]:
-    heads = "".join(f"<th>{escape(name)}</th>" for name in ("case", "unit", *table.columns))
+    names = (*table.heads, *table.columns)
+    heads = "".join(f"<th>{escape(name)}</th>" for name in names)
     lines = [f"<h2>{escape(table.caption)}</h2>", '<div class="scroll"><table>',
              f"<tr>{heads}</tr>"]  # fmt: skip
     for row in table.rows:
@@ -67,7 +73,8 @@ def _table(table: Table) -> list[str]:
             f"{escape(c)}</td>"
             for i, c in enumerate(row.cells)
         )
-        lines.append(f"<tr><td>{escape(row.title)}</td><td>{row.unit}</td>{cells}</tr>")
+        first = "".join(f"<td>{escape(head)}</td>" for head in row.heads)
+        lines.append(f"<tr>{first}{cells}</tr>")
     return [*lines, "</table></div>"]
 
 

@@ -10,8 +10,11 @@ from typing import Any
 from minitriton.bench.report import ORDER, columns_of, machine_line
 
 FILES = ("roofline.png", "roofline.svg")
-COLOURS = ("#0b6e4f", "#31a67a", "#7bc8a4", "#d1495b", "#f08a5d", "#30638e", "#8d6a9f")
-MARKERS = ("o", "D", "P", "s", "X", "^", "v")
+COLOURS = (  # in the order of the columns
+    "#0b6e4f", "#14532d", "#31a67a", "#7bc8a4", "#d1495b", "#f08a5d", "#30638e", "#8d6a9f",
+    "#b58900", "#6c757d",
+)  # fmt: skip
+MARKERS = ("o", "h", "D", "P", "s", "X", "^", "v", "<", ">")
 NO_MATPLOTLIB = "it needs matplotlib: pip install 'minitriton[examples]'"
 
 
@@ -26,7 +29,8 @@ class Drawing:
 
 def draw(found: dict[str, Any], folder: Path) -> Drawing:
     """Write the picture of the L2-cold results into the folder."""
-    if found["ceilings"] is None:
+    run = found["runs"][-1]  # the roof of the last run stands for those of the others
+    if run["ceilings"] is None:
         return Drawing(missing="nothing was timed")
     if importlib.util.find_spec("matplotlib") is None:
         return Drawing(missing=NO_MATPLOTLIB)
@@ -34,11 +38,11 @@ def draw(found: dict[str, Any], folder: Path) -> Drawing:
 
     figure = Figure(figsize=(11, 6.5), layout="constrained")
     axes = figure.subplots()
-    _roofs(axes, found)
+    _roofs(axes, found, run["ceilings"])
     _points(axes, found)
     axes.set(
         xscale="log", yscale="log", xlabel="FLOP per byte that must move", ylabel="FLOP/s",
-        title=f"L2 cold, median. {machine_line(found)}",
+        title=f"L2 cold, median. {machine_line(run)}",
     )  # fmt: skip
     axes.grid(alpha=0.25)
     axes.legend(loc="lower right", fontsize=8)
@@ -55,8 +59,7 @@ def inline(svg: str) -> str:
     return body if start < 0 else body[:start] + body[end + len("</metadata>") :]
 
 
-def _roofs(axes: Any, found: dict[str, Any]) -> None:
-    ceilings = found["ceilings"]
+def _roofs(axes: Any, found: dict[str, Any], ceilings: dict[str, Any]) -> None:
     used = {case["rate"] for case in found["cases"]} & set(ceilings["rates"])
     intensities = [case["intensity"] for case in found["cases"]] or [1.0]
     low, high = min(intensities) / 2, max(*intensities, 1e3) * 2

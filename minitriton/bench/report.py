@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 ORDER = (
-    "minitriton", "minitriton library", "minitriton tma", "triton", "triton tma", "torch",
-    "torch.compile",
+    "minitriton", "minitriton 192", "minitriton library", "minitriton tma", "triton",
+    "triton tma", "torch", "torch.compile", "fla", "liger",
 )  # fmt: skip
 MODES = {
     "cold": "L2 cold",
@@ -20,8 +20,7 @@ MODES = {
 class Row:
     """A case in one mode, ready to print."""
 
-    title: str
-    unit: str
+    heads: tuple[str, ...]  # what stands before the cells: title, unit, number of the run
     cells: tuple[str, ...]  # one a column
     best: int | None  # which column is fastest
 
@@ -29,6 +28,7 @@ class Row:
 @dataclass(frozen=True)
 class Table:
     caption: str
+    heads: tuple[str, ...]
     columns: tuple[str, ...]
     rows: tuple[Row, ...]
 
@@ -42,15 +42,17 @@ def columns_of(found: dict[str, Any]) -> tuple[str, ...]:
 def tables(found: dict[str, Any]) -> list[Table]:
     """One table a mode that was measured; that of the errors after a dry run."""
     columns = columns_of(found)
+    several = len(found["runs"]) > 1
+    titles = ("case", "unit", *["run"] * several)
     made = []
     for mode, caption in MODES.items():
         cases = [c for c in found["cases"] if any(mode in e for e in c["contenders"].values())]
         if cases:
-            rows = tuple(_row(case, columns, mode) for case in cases)
-            made.append(Table(caption, columns, rows))
+            rows = tuple(_row(case, columns, mode, several) for case in cases)
+            made.append(Table(caption, titles, columns, rows))
     if not made and columns:
-        rows = tuple(_error_row(case, columns) for case in found["cases"])
-        made.append(Table("relative error, nothing was timed", columns, rows))
+        rows = tuple(_error_row(case, columns, several) for case in found["cases"])
+        made.append(Table("relative error, nothing was timed", titles, columns, rows))
     return made
 
 
@@ -61,7 +63,11 @@ def speed(case: dict[str, Any], seconds: float) -> tuple[float, str]:
     return case["bytes"] / seconds / 1e12, "TB/s"
 
 
-def _row(case: dict[str, Any], columns: tuple[str, ...], mode: str) -> Row:
+def _heads(case: dict[str, Any], unit: str, several: bool) -> tuple[str, ...]:
+    return (case["title"], unit, *[str(case["run"] + 1)] * several)
+
+
+def _row(case: dict[str, Any], columns: tuple[str, ...], mode: str, several: bool) -> Row:
     medians = {n: e[mode]["median"] for n, e in case["contenders"].items() if mode in e}
     cells, unit = [], speed(case, 1.0)[1]
     for name in columns:
@@ -73,24 +79,30 @@ def _row(case: dict[str, Any], columns: tuple[str, ...], mode: str) -> Row:
         text = f"{value:.3f}" if unit == "TB/s" else f"{value:.0f}"
         cells.append(text + (f" ({share:.0%})" if share is not None else ""))
     best = columns.index(min(medians, key=lambda name: medians[name])) if medians else None
-    return Row(case["title"], unit, tuple(cells), best)
+    return Row(_heads(case, unit, several), tuple(cells), best)
 
 
-def _error_row(case: dict[str, Any], columns: tuple[str, ...]) -> Row:
+def _error_row(case: dict[str, Any], columns: tuple[str, ...], several: bool) -> Row:
     entries = case["contenders"]
     cells = [
         f"{entries[n]['error']:.1e}" if n in entries else "failed" if _failed(case, n) else ""
         for n in columns
     ]
-    return Row(case["title"], "error", tuple(cells), None)
+    return Row(_heads(case, "error", several), tuple(cells), None)
 
 
 def _failed(case: dict[str, Any], name: str) -> bool:
     return bool(case["left_out"].get(name, {}).get("failed"))
 
 
-def ceilings_line(found: dict[str, Any]) -> str:
-    ceilings = found["ceilings"]
+def runs_of(found: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """The runs, each with what to call it; nothing where there is but one."""
+    runs = found["runs"]
+    return [(f"run {i}: " if len(runs) > 1 else "", run) for i, run in enumerate(runs, 1)]
+
+
+def ceilings_line(run: dict[str, Any]) -> str:
+    ceilings = run["ceilings"]
     if ceilings is None:
         return "no ceilings: nothing was timed"
     rates = ", ".join(f"{name} {rate / 1e12:.0f}" for name, rate in ceilings["rates"].items())
@@ -101,9 +113,10 @@ def ceilings_line(found: dict[str, Any]) -> str:
     return f"ceilings of this run: {memory} TB/s; matrix products {rates} TFLOP/s"
 
 
-def machine_line(found: dict[str, Any]) -> str:
-    machine = found["machine"]
-    known = {"name": "", "driver_version": "driver ", "torch": "torch ", "triton": "Triton "}
+def machine_line(run: dict[str, Any]) -> str:
+    machine = run["machine"]
+    known = {"name": "", "driver_version": "driver ", "torch": "torch ", "triton": "Triton ",
+             "fla": "fla-core ", "liger": "liger-kernel "}  # fmt: skip
     parts = [prefix + str(machine[key]) for key, prefix in known.items() if key in machine]
     return ", ".join(parts) or "the emulator"
 
@@ -124,19 +137,18 @@ def left_out(found: dict[str, Any]) -> list[str]:
 
 def markdown(found: dict[str, Any]) -> str:
     """The tables for a document, with what is needed to read them."""
-    lines = [
-        f"`{found['command']}`, {found['started']}, {machine_line(found)};",
-        f"{ceilings_line(found)}.",
-        "Share of the roof in brackets, best in bold.",
-        "",
-    ]
+    lines = []
+    for head, run in runs_of(found):
+        lines += [f"{head}`{run['command']}`, {run['started']}, {machine_line(run)};",
+                  f"{ceilings_line(run)}.", ""]  # fmt: skip
+    lines += ["Share of the roof in brackets, best in bold.", ""]
     for table in tables(found):
         lines += [f"**{table.caption}**", ""]
-        lines.append(f"| case | unit | {' | '.join(table.columns)} |")
-        lines.append("|---" * (2 + len(table.columns)) + "|")
+        lines.append(f"| {' | '.join((*table.heads, *table.columns))} |")
+        lines.append("|---" * (len(table.heads) + len(table.columns)) + "|")
         for row in table.rows:
             cells = [f"**{c}**" if i == row.best else c for i, c in enumerate(row.cells)]
-            lines.append(f"| {row.title} | {row.unit} | {' | '.join(cells)} |")
+            lines.append(f"| {' | '.join((*row.heads, *cells))} |")
         lines.append("")
     absent = left_out(found)
     if absent:
@@ -153,15 +165,17 @@ def show(found: dict[str, Any]) -> None:
     console = Console()
     if not console.is_terminal:
         console.width = 200  # a log has no width to fit
-    console.print(Text(machine_line(found)))
-    console.print(Text(ceilings_line(found)))
+    for head, run in runs_of(found):
+        console.print(Text(head + machine_line(run)))
+        console.print(Text(ceilings_line(run)))
     for table in tables(found):
-        shown = Shown("case", "unit", *table.columns, title=table.caption, title_justify="left")
-        for column in shown.columns[2:]:
+        names = (*table.heads, *table.columns)
+        shown = Shown(*names, title=table.caption, title_justify="left")
+        for column in shown.columns[len(table.heads) :]:
             column.justify = "right"
         for row in table.rows:
             cells = [Text(c, "bold" if i == row.best else "") for i, c in enumerate(row.cells)]
-            shown.add_row(Text(row.title), row.unit, *cells)
+            shown.add_row(*map(Text, row.heads), *cells)
         console.print(shown)
     for line in left_out(found):
         console.print(Text(f"left out: {line}"))

@@ -14,11 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from minitriton.bench import catalog
 from minitriton.bench.report import MODES
 from minitriton.bench.roofline import AboveRoof, Ceilings, Work, fraction
+from minitriton.bench.runs import SCHEMA
 
 WORKER = (sys.executable, "-m", "minitriton.bench.worker")
-SILENCE_SECONDS = 240.0  # of a worker, after which its contender counts as hanging
+SILENCE_SECONDS = 420.0  # of a worker, after which its contender counts as hanging
 START_AGAIN = 3  # exit status of a worker whose CUDA context is broken
 
 
@@ -28,8 +30,12 @@ class WorkerFailed(Exception):
 
 @dataclass
 class Results:
-    """What is known so far; `as_json` is the format of bench.json."""
+    """What is known so far of one run; `as_json` is the format of bench.json.
 
+    header: the command, when it was started, the seconds it took.
+    """
+
+    size: str = catalog.FULL
     header: dict[str, Any] = field(default_factory=dict)
     ceilings: Ceilings | None = None
     cases: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -45,9 +51,9 @@ class Results:
         return found
 
     def as_json(self) -> dict[str, Any]:
+        ceilings = self.ceilings.as_json() if self.ceilings else None
         return {
-            "schema": 1, **self.header,
-            "ceilings": self.ceilings.as_json() if self.ceilings else None,
+            "schema": SCHEMA, "size": self.size, "runs": [{**self.header, "ceilings": ceilings}],
             "cases": list(self.cases.values()), "skipped": self.skipped,
         }  # fmt: skip
 
@@ -76,9 +82,9 @@ class Results:
         known = self.ceilings is not None and work.rate in self.ceilings.rates
         before = self.cases.get(event["case"], {"left_out": {}})
         self.cases[event["case"]] = {
-            "title": event["case"], "family": event["family"], "arguments": event["arguments"],
-            "bytes": work.bytes, "flop": work.flop, "rate": work.rate,
-            "intensity": work.intensity,
+            "run": 0, "title": event["case"], "family": event["family"],
+            "arguments": event["arguments"], "bytes": work.bytes, "flop": work.flop,
+            "rate": work.rate, "intensity": work.intensity,
             "bound": self.ceilings.bound(work) if self.ceilings and known else None,
             "clock_mhz": [], "contenders": {}, "left_out": before["left_out"],
         }  # fmt: skip

@@ -136,7 +136,7 @@ def _prepare(
         try:
             trial.refresh()
             begun = time.perf_counter()
-            results = measure.as_list(trial.call())
+            results = measure.called(trial)
             if clock is not None:
                 clock.synchronize()
             first_call = first_call or time.perf_counter() - begun
@@ -147,9 +147,12 @@ def _prepare(
     if not working:
         raise failure or LeftOut("no configuration")
     best = next(iter(working))
-    if clock is not None:
+    if clock is not None and len(working) > 1:
         calls = {label: trial.call for label, (trial, _) in working.items()}
-        times = clock.rounds(calls, cold=True, most=8, seconds=effort.tuning_seconds)
+        restore = _restoring({label: trial for label, (trial, _) in working.items()})
+        times = clock.rounds(
+            calls, cold=True, most=8, seconds=effort.tuning_seconds, restore=restore
+        )
         best = min(times, key=lambda label: statistics.median(times[label]))
     trial, results = working[best]
     shapes = [(tuple(r.shape), r.dtype, r.device) for r in results]
@@ -159,8 +162,13 @@ def _prepare(
     return ready
 
 
+def _restoring(trials: dict[str, Trial]) -> measure.Calls:
+    return {name: t.restore for name, t in trials.items() if t.restore is not None}
+
+
 def _compare(case: Case, entry: Ready, expected: Any) -> float:
-    error = measure.worst_error(measure.poisoned(entry.trial, entry.shapes), expected)
+    results = case.view(measure.poisoned(entry.trial, entry.shapes))
+    error = measure.worst_error(results, expected)
     if not error <= case.bound:
         raise WrongResult(f"relative error {error:.1e}, allowed is {case.bound:.1e}")
     return error
@@ -176,9 +184,12 @@ def _times(
     case: Case, ready: dict[str, Ready], clock: measure.Clock, effort: Effort
 ) -> dict[str, dict[str, dict[str, float]]]:
     calls = {name: entry.trial.call for name, entry in ready.items()}
+    restore = _restoring({name: entry.trial for name, entry in ready.items()})
     modes = {
-        "cold": clock.rounds(calls, cold=True, most=effort.rounds, seconds=effort.seconds),
-        "warm": clock.rounds(calls, cold=False, most=effort.rounds, seconds=effort.seconds),
+        mode: clock.rounds(
+            calls, cold=mode == "cold", most=effort.rounds, seconds=effort.seconds, restore=restore
+        )
+        for mode in ("cold", "warm")
     }
     if case.sustained and effort.sustained:
         once = {name: statistics.median(times) for name, times in modes["warm"].items()}

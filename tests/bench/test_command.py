@@ -12,6 +12,7 @@ import torch
 
 from minitriton.__main__ import main
 from minitriton.bench import catalog, command, page, picture, report
+from minitriton.bench.cases import OURS
 from minitriton.bench.supervisor import Results, WorkerFailed
 
 RATES = {"fp32": 5e13, "bf16": 8e14}
@@ -26,13 +27,13 @@ def mode(seconds):
 def found():
     """Results of a run with a memory-bound case, a compute-bound one and a failure."""
     results = Results(
+        "quick",
         {
             "command": "python -m minitriton bench <1>",
-            "size": "quick",
             "started": "2026-11-30T00:00:00+00:00",
             "seconds": 9.0,
             "machine": {},
-        }
+        },
     )
     machine = {"name": "H200", "torch": "2"}
     results.take({"event": "ceilings", "ceilings": CEILINGS, "machine": machine})
@@ -53,14 +54,14 @@ def found():
     return json.loads(json.dumps(results.as_json()))
 
 
-SCHEMA = {
-    "schema": int, "command": str, "size": str, "started": str, "seconds": float, "machine": dict,
+SCHEMA = {"schema": int, "size": str, "runs": list, "cases": list, "skipped": dict}
+RUN = {
+    "command": str, "started": str, "seconds": float, "machine": dict,
     "ceilings": {"copy": float, "read": float, "cached": float, "rates": dict},
-    "cases": list, "skipped": dict,
 }  # fmt: skip
 CASE = {
-    "title": str, "family": str, "arguments": dict, "bytes": float, "flop": float, "rate": str,
-    "intensity": float, "bound": str, "clock_mhz": list, "contenders": dict,
+    "run": int, "title": str, "family": str, "arguments": dict, "bytes": float, "flop": float,
+    "rate": str, "intensity": float, "bound": str, "clock_mhz": list, "contenders": dict,
     "left_out": dict,
 }  # fmt: skip
 MODE = {"median": float, "q20": float, "q80": float, "rounds": int, "fraction": float}
@@ -80,6 +81,8 @@ def conforms(value, schema):
 
 def test_json_schema(found):
     conforms(found, SCHEMA)
+    for run in found["runs"]:
+        conforms(run, RUN)
     for case in found["cases"]:
         conforms(case, CASE)
         for entry in case["contenders"].values():
@@ -92,8 +95,16 @@ def test_tables(found):
     cold, warm = report.tables(found)
     assert cold.columns == ("minitriton", "triton", "torch")
     softmax, matmul = cold.rows
-    assert softmax.unit == "TB/s" and softmax.cells == ("3.636 (91%)", "2.000 (50%)", "1.000 (25%)")
-    assert matmul.unit == "TFLOP/s" and matmul.cells == ("640 (80%)", "failed", "800 (100%)")
+    assert softmax.heads == ("softmax & co", "TB/s") and softmax.cells == (
+        "3.636 (91%)",
+        "2.000 (50%)",
+        "1.000 (25%)",
+    )
+    assert matmul.heads == ("matmul", "TFLOP/s") and matmul.cells == (
+        "640 (80%)",
+        "failed",
+        "800 (100%)",
+    )
     assert (softmax.best, matmul.best) == (0, 2)
     assert warm.rows[0].cells[0] == "3.636 (45%)"
     text = report.markdown(found)
@@ -206,6 +217,71 @@ def test_a_run_that_ends_early_keeps_what_it_has(death, status, capsys, tmp_path
     assert (str(death) or "interrupted") in capsys.readouterr().err
 
 
+class PatientSupervisor(DyingSupervisor):
+    """Measures all its cases, in no time."""
+
+    def run(self):
+        for title in self.titles:
+            facts = {"family": "f", "arguments": {}, "bytes": 1.0, "flop": 1.0, "rate": "fp32"}
+            entry = {"contender": "minitriton", "configuration": "", "tried": 1, "error": 0.0,
+                     "first_call": 0.0, "host": None}  # fmt: skip
+            for event in (
+                {"event": "case", "case": title, "contenders": ["minitriton"], **facts},
+                {"event": "result", "case": title, **entry},
+                {"event": "done", "case": title, "clock_mhz": []},
+            ):
+                self.results.take(event)
+                self.watch(event)
+
+
+def bench(*arguments):
+    """Exit status of a dry run, and what it left."""
+    status = main(["bench", "--dry-run", *map(str, arguments)])
+    folder = arguments[list(arguments).index("--out") + 1]
+    found = json.loads((folder / "bench.json").read_text())
+    return status, found, [case["title"] for case in found["cases"]]
+
+
+def test_runs_with_only_add_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "Supervisor", PatientSupervisor)
+    bench("--only", "gelu", "--out", tmp_path)
+    status, found, titles = bench("--only", "add", "softmax", "--out", tmp_path)
+    assert status == 0 and titles == ["add tiny", "softmax tiny", "gelu tiny"]
+    assert [case["run"] for case in found["cases"]] == [1, 1, 0] and len(found["runs"]) == 2
+    text = (tmp_path / "table.md").read_text()
+    assert "| case | unit | run | minitriton |" in text and "| gelu tiny | error | 1 |" in text
+    assert "run 1: " in text and "run 2: " in text
+    assert "Run 2: " in (tmp_path / "index.html").read_text()
+    _, found, titles = bench("--only", "gelu", "--out", tmp_path)
+    assert titles == ["add tiny", "softmax tiny", "gelu tiny"] and len(found["runs"]) == 2
+    assert [case["run"] for case in found["cases"]] == [0, 0, 1]
+
+
+def test_a_run_of_all_cases_begins_anew(tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "Supervisor", PatientSupervisor)
+    bench("--only", "gelu", "--out", tmp_path)
+    _, found, titles = bench("--out", tmp_path)
+    assert len(found["runs"]) == 1 and len(titles) == len(catalog.select("dry"))
+
+
+def test_a_run_can_be_resumed(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(command, "Supervisor", PatientSupervisor)
+    bench("--only", "gelu", "add", "--out", tmp_path)
+    _, found, titles = bench("--resume", "--out", tmp_path)
+    assert titles == [spec.title for spec in catalog.select("dry")]
+    assert sum(case["run"] == 0 for case in found["cases"]) == 2
+    shown = refused(capsys, "--dry-run", "--resume", "--out", str(tmp_path))
+    assert "has results of all these cases" in shown
+
+
+def test_results_of_another_size_are_left_alone(tmp_path, monkeypatch, capsys, found):
+    monkeypatch.setattr(command, "Supervisor", PatientSupervisor)
+    (tmp_path / "bench.json").write_text(json.dumps(found))
+    shown = refused(capsys, "--dry-run", "--only", "gelu", "--out", str(tmp_path))
+    assert "quick run" in shown and "another folder" in shown
+    assert json.loads((tmp_path / "bench.json").read_text()) == found
+
+
 @pytest.mark.parametrize("limit", ["0", "-3", "nan"])
 def test_limits_that_make_no_sense(limit, capsys, tmp_path):
     assert "positive" in refused(capsys, "--dry-run", "--limit", limit, "--out", str(tmp_path))
@@ -226,10 +302,9 @@ def test_a_dry_run_checks_every_kernel(tmp_path):
     found = json.loads((tmp_path / "bench.json").read_text())
     assert [case["family"] for case in found["cases"]] == catalog.families()
     for case in found["cases"]:
-        assert {"minitriton", "torch"} <= set(case["contenders"]) | set(case["left_out"])
-        assert "minitriton" in case["contenders"], case["title"]
+        assert set(OURS) & set(case["contenders"]), case["title"]
         assert not any(why["failed"] for why in case["left_out"].values()), case["left_out"]
-    assert found["ceilings"] is None and not found["skipped"]
+    assert found["runs"][0]["ceilings"] is None and not found["skipped"]
     assert "relative error" in (tmp_path / "index.html").read_text()
     assert "| attention tiny | error |" in (tmp_path / "table.md").read_text()
     assert "no picture: nothing was timed" in done.stdout

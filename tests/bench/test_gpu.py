@@ -19,7 +19,7 @@ def test_a_short_run(tmp_path):
     log = tmp_path / "worker.log"
     assert done.returncode == 0, done.stderr + log.read_text()
     found = json.loads((tmp_path / "bench.json").read_text())
-    assert found["ceilings"]["copy"] > 1e11 and "bf16" in found["ceilings"]["rates"]
+    assert found["runs"][0]["ceilings"]["copy"] > 1e11
     assert len(found["cases"]) == 3
     for case in found["cases"]:
         assert {"minitriton", "torch"} <= set(case["contenders"]), case["left_out"]
