@@ -56,9 +56,29 @@ def map_registers(
     count = layout.num_registers
     if is_float(type_.element_type):
         registers: Sequence[ir.Value] = [at(r) for r in range(count)]
+    elif width_of(type_.element_type) == 1:
+        registers = _lazy_mask(lowering, result, at)
     else:
         registers = lowering.lazy(count, at)
     lowering.set(result, Tile(layout, carried(type_.element_type), registers))
+
+
+def _lazy_mask(
+    lowering: Lowering, result: ir.Value, at: Callable[[int], ir.Value]
+) -> Sequence[ir.Value]:
+    """Registers of a tile of i1, one for all elements that are known to be equal: a predicate for
+    each element would take a register apiece, and LLVM knows no divisibilities."""
+    layout, runs = layout_of(result.type), lowering.axis.equal_runs(result)
+    leaders: dict[tuple[int, ...], int] = {}
+    leader = [
+        leaders.setdefault(tuple(c // run for c, run in zip(place, runs, strict=True)), register)
+        for register in range(layout.num_registers)
+        for place in (layout.apply(register=register),)
+    ]
+    registers = lowering.lazy(
+        len(leader), lambda r: at(r) if leader[r] == r else registers[leader[r]]
+    )
+    return registers
 
 
 def rule(scalar: Scalar) -> Callable[[Lowering, ir.Operation], None]:
