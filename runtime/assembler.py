@@ -1,10 +1,10 @@
-"""PTX to cubin in this process through nvJitLink, and cubin to SASS through nvdisasm.
+"""PTX to cubin through ptxas, or nvJitLink in this process; cubin to SASS through nvdisasm.
 
-nvJitLink carries the assembler of its own CUDA version, so nothing depends on a toolkit on PATH.
-But it compiles for linking, and then setmaxnreg has no effect: kernels with that go to the ptxas of
-the same release that the wheel nvidia-cuda-nvcc installs.
+Nothing depends on a toolkit on PATH: ptxas comes with the wheel nvidia-cuda-nvcc. nvJitLink carries
+the same assembler, but it compiles for linking: kernels take up to half as many registers again,
+and setmaxnreg has no effect. So it only stands in where there is no ptxas.
 Versions before 13.3 are refused: they miscompile register-operand wgmma and other Hopper code.
-A ptxas named by the user (MINITRITON_PTXAS) takes its place, at the user's own risk.
+A ptxas named by the user (MINITRITON_PTXAS) takes their place, at the user's own risk.
 """
 
 from __future__ import annotations
@@ -122,8 +122,7 @@ def assemble(
     Raises AssemblerError naming the PTX line if it is refused. Same input, same bytes.
     """
     flags = [f"-arch={arch}", "-O3"] + (["-lineinfo"] if line_info else [])
-    if not ptxas and "setmaxnreg" in ptx:
-        ptxas = bundled_ptxas()
+    ptxas = ptxas or bundled_ptxas()
     if ptxas:
         cubin, log = _run_ptxas(ptxas, ptx, [*flags, "-v", "-warn-spills"])
     else:
@@ -179,7 +178,7 @@ def _run_ptxas(path: str, ptx: str, flags: list[str]) -> tuple[bytes, str]:
                 [path, *flags, source, "-o", target], capture_output=True, text=True, check=False
             )
         except OSError as error:
-            raise AssemblerError(f"MINITRITON_PTXAS={path} cannot be run: {error}") from error
+            raise AssemblerError(f"the assembler {path} cannot be run: {error}") from error
         log = (done.stdout + done.stderr).replace(source, "kernel.ptx")
         if done.returncode != 0:
             raise _refused(ptx, log, flags)
