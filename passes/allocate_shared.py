@@ -3,7 +3,8 @@
     before: mt.local_alloc, mt.convert_layout     after: the same with mt.offset = bytes : i32,
                                                   module attribute mt.shared_bytes : i32
 
-Requires: layouts. Ensures: areas whose lives overlap do not overlap in memory.
+Requires: layouts. Ensures: areas whose lives overlap do not overlap in memory. Small scratch areas,
+such as those of reductions, share memory with nothing: reuse would take a barrier.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from minitriton.passes.tile_pass import PassOptions
 from minitriton.passes.traversal import Value, blocks_of, int_attribute, kernel_of, ops_of
 
 BUFFER_ALIGNMENT = 128  # a whole row of banks, so that swizzles fall where they were planned
+OWN_SCRATCH = 512  # bytes in all of scratch areas that share memory with nothing
+OWN_ALIGNMENT = 16  # of those: they are read in vectors
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,7 @@ def _areas(
     order: list[ir.Operation] = []
     _number(function, points, order)
     owners, areas = [], []
+    own = OWN_SCRATCH
     for op in order:
         first = points[op][0]
         if op.name == "mt.local_alloc":
@@ -110,7 +114,11 @@ def _areas(
         scratch = scratch_of(op)
         if scratch is not None:
             owners.append(op)
-            areas.append(Area(scratch.bytes, first, first))
+            if scratch.bytes <= own:
+                own -= scratch.bytes
+                areas.append(Area(scratch.bytes, 0, len(order), OWN_ALIGNMENT))
+            else:
+                areas.append(Area(scratch.bytes, first, first))
     return owners, areas, points
 
 

@@ -1,5 +1,6 @@
 """Shared-memory areas that live at the same time never overlap; the limit is an error."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +13,7 @@ from minitriton.passes import allocate_shared
 from minitriton.passes.allocate_shared import BUFFER_ALIGNMENT, Area, bytes_with, place
 from minitriton.passes.tile_pass import PassOptions
 from minitriton.passes.traversal import int_attribute, kernel_of, walk
+from tests.passes import tile_kernels
 
 areas = st.builds(
     lambda size, first, length: Area(size, first, first + length),
@@ -105,3 +107,11 @@ def test_too_much_is_a_table_of_users():
     text = str(raised.value)
     assert "196608 bytes" in text and "mt.local_alloc" in text and "num_stages" in text
     allocated(body, "sm_90a")
+
+
+def test_reductions_in_a_loop_take_no_barriers_beside_their_own(kernel, names):
+    """Each has scratch of its own, and the barrier inside of one frees that of the other."""
+    kern = kernel(tile_kernels.log_sum_exp, x="*fp32", y="*fp32", n="i32", BLOCK=256)
+    x = np.random.default_rng(3).standard_normal(1000).astype(np.float32)
+    module = kern.check([x, np.zeros(1, np.float32)], [1000])
+    assert names(module).count("mt.reduce") == 2 and "mt.barrier" not in names(module)

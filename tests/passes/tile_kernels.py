@@ -233,3 +233,15 @@ def matmul_with_a_call(a, b, c, K, offset, CALL: tl.constexpr, B: tl.constexpr):
     if CALL == 4:
         acc = tl.sin(acc) / K
     tl.store(c + first + r[:, None] * B + r[None, :], acc)
+
+
+def log_sum_exp(x, y, n, BLOCK: tl.constexpr):
+    """Of each row of one program, block after block."""
+    top, total = -1e30, 0.0
+    for start in range(0, n, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        value = tl.load(x + at, mask=at < n, other=float("-inf"))
+        higher = tl.maximum(top, tl.max(value, axis=0))
+        total = total * tl.exp(top - higher) + tl.sum(tl.exp(value - higher), axis=0)
+        top = higher
+    tl.store(y, top + tl.log(total))
