@@ -40,12 +40,11 @@ from minitriton.passes.tensor_maps import plan as plan_map
 from minitriton.passes.tile_pass import PassOptions
 from minitriton.passes.tma_copies import atoms_of
 from minitriton.passes.traversal import (
-    defining_op,
     int_array,
     int_attribute,
+    is_zero,
     kernel_of,
     ops_of,
-    splat_constant,
     walk,
 )
 from minitriton.passes.warp_split import WarpSplit
@@ -179,7 +178,7 @@ def _refusal(load: ir.Operation, ahead: AheadOfTime) -> str | None:
     if "volatile" in load.attributes:
         return "it is volatile"
     operands = list(load.operands)
-    if len(operands) == 3 and not _is_zero(operands[2]):
+    if len(operands) == 3 and not is_zero(operands[2]):
         return "masked elements are not zero"
     if not ahead.qualifies(operands[:2]):
         return "its address or mask depends on values loaded or computed in the loop"
@@ -189,16 +188,6 @@ def _refusal(load: ir.Operation, ahead: AheadOfTime) -> str | None:
 def _is_narrow(load: ir.Operation, facts: AxisFacts) -> bool:
     """Whether no copy by threads is wide enough."""
     return _fastest(load, facts)[1] < MIN_COPY_BYTES
-
-
-def _is_zero(value: ir.Value) -> bool:
-    constant = splat_constant(defining_op(value))
-    if constant is None:
-        return False
-    if isinstance(constant, ir.IntegerAttr):
-        return ir.IntegerAttr(constant).value == 0
-    number = ir.FloatAttr(constant).value
-    return number == 0 and str(number)[0] != "-"  # cp.async fills with +0
 
 
 def _fastest(load: ir.Operation, facts: AxisFacts) -> tuple[int, int]:

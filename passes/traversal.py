@@ -97,3 +97,14 @@ def integer_constant(value: Value) -> int | None:
     if attribute is not None and isinstance(attribute, ir.IntegerAttr):
         return ir.IntegerAttr(attribute).value
     return None
+
+
+def is_zero(value: ir.Value) -> bool:
+    """Whether a value is a constant 0 or +0.0, all over a tile."""
+    constant = splat_constant(defining_op(value))
+    if constant is None:
+        return False
+    if isinstance(constant, ir.IntegerAttr):
+        return ir.IntegerAttr(constant).value == 0
+    number = ir.FloatAttr(constant).value
+    return number == 0 and str(number)[0] != "-"

@@ -245,3 +245,34 @@ def log_sum_exp(x, y, n, BLOCK: tl.constexpr):
         total = total * tl.exp(top - higher) + tl.sum(tl.exp(value - higher), axis=0)
         top = higher
     tl.store(y, top + tl.log(total))
+
+
+def scaled_rows(x, y, total, rows, n, STAGES: tl.constexpr, BLOCK: tl.constexpr):
+    """Stores twice each row, and the sum of all in the end."""
+    at = tl.arange(0, BLOCK)
+    acc = tl.zeros((BLOCK,), tl.float32)
+    for row in tl.range(0, rows, num_stages=STAGES):
+        value = tl.load(x + row * n + at, mask=at < n, other=1.0)
+        tl.store(y + row * n + at, 2 * value, mask=at < n)
+        acc += value
+    tl.store(total + at, acc)
+
+
+def rows_of_a_table(table, x, w, y, rows, BLOCK: tl.constexpr):
+    """Sum of the rows of x that a table names, each times w."""
+    at = tl.arange(0, BLOCK)
+    acc = tl.zeros((BLOCK,), tl.float32)
+    for i in range(rows):
+        acc += tl.load(x + tl.load(table + i) * BLOCK + at) * tl.load(w + at)
+    tl.store(y + at, acc)
+
+
+def block_sums(x, y, parts, columns, R: tl.constexpr, C: tl.constexpr):
+    """Sum over the rows of a matrix with at most C columns."""
+    at = tl.arange(0, C)
+    acc = tl.zeros((R, C), tl.float32)
+    for first in range(0, parts, R):
+        row = first + tl.arange(0, R)[:, None]
+        inside = (row < parts) & (at[None, :] < columns)
+        acc += tl.load(x + row * columns + at[None, :], mask=inside, other=0.0)
+    tl.store(y + at, tl.sum(acc, 0))

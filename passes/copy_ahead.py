@@ -1,0 +1,124 @@
+"""Copies loads of loops without dots ahead of time, every thread what it will read itself.
+
+    before: for { %x = load %p; reduce %x }
+    after:  buffer [stages]; copies of the first stages-1 iterations; for { wait; copy for iteration
+            i+stages-1; reduce(local_load slot) }; wait for all
+
+While rows are reduced, the next ones are on their way; no barrier and no register is spent on it.
+Requires: layouts. Ensures: the same values; copies past the last iteration are masked off. Done
+unasked where little shared memory is needed, with `num_stages` on the loop where there is room.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from minitriton.ir.axis_analysis import AxisFacts, analyse
+from minitriton.ir.conversion import storage_bits
+from minitriton.ir.dialect import element_of
+from minitriton.ir.encoding import layout_of
+from minitriton.ir.linear_layout import LinearLayout
+from minitriton.ir.mlir import ir
+from minitriton.ir.target import Target
+from minitriton.ir.types import bit_width
+from minitriton.passes.affine import AffineAnalysis
+from minitriton.passes.ahead_of_time import AheadOfTime
+from minitriton.passes.dead_arguments import pass_through_dead_arguments
+from minitriton.passes.global_order import may_overwrite
+from minitriton.passes.multi_buffer import Staged, is_fixed, rewrite_loop
+from minitriton.passes.op_classes import is_tile
+from minitriton.passes.remarks import add_remark
+from minitriton.passes.shared_usage import SHARED_RESERVE
+from minitriton.passes.simplify import share_loads, upstream
+from minitriton.passes.tile_pass import PassOptions
+from minitriton.passes.traversal import int_attribute, kernel_of, ops_of, walk
+
+COPY_BYTES = 16  # of a thread's copies: smaller ones cost too many instructions
+UNASKED_BYTES = 128  # a thread: leaves an SM shared memory for all the threads that it can hold
+_DOTS = frozenset(("mt.dot", "mt.warpgroup_dot"))
+
+
+def run(module: ir.Module, target: Target, options: PassOptions) -> None:
+    """Rewrites all innermost loops of the kernel that qualify."""
+    if not options.pipeline_loads or not target.has("cp_async"):
+        return
+    function = kernel_of(module)
+    loops = [op for op in walk(function) if op.name == "scf.for"]
+    facts = analyse(function) if loops else AxisFacts()
+    changed = False
+    for loop in loops:
+        changed |= _rewrite(module, loop, facts, target)
+    if changed:
+        pass_through_dead_arguments(function.regions[0].blocks[0])
+        upstream(module, options)
+        share_loads(kernel_of(module).regions[0].blocks[0])
+
+
+def _rewrite(module: ir.Module, loop: ir.Operation, facts: AxisFacts, target: Target) -> bool:
+    body = loop.regions[0].blocks[0]
+    if any(op.name in _DOTS or op.name.startswith("scf.") for op in _inside(loop)):
+        return False
+    loads = [op for op in ops_of(body) if op.name == "mt.load" and is_tile(op.results[0])]
+    entry = kernel_of(module).regions[0].blocks[0]
+    if not loads or may_overwrite(loop, loads, entry):
+        return False
+    scalars = [op for op in ops_of(body) if op.name == "mt.load" and not is_tile(op.results[0])]
+    ahead = AheadOfTime(loop, loads=not may_overwrite(loop, scalars, entry))
+    staged = [s for load in loads if (s := _staged(load, facts, ahead)) is not None]
+    if not staged:
+        return False
+    stages = _stages(module, loop, staged, target)
+    if stages < 2:
+        return False
+    for s in staged:
+        ahead.carry(list(s.load.operands)[:2])
+    add_remark(module, loop, f"{len(staged)} loads copied ahead in {stages} stages by cp.async")
+    rewrite_loop(module, loop, staged, ahead, AffineAnalysis(entry), stages)
+    return True
+
+
+def _inside(loop: ir.Operation) -> list[ir.Operation]:
+    """All ops in the loop but the ends of its blocks."""
+    return [op for op in walk(loop) if op.name != "scf.yield"]
+
+
+def _staged(load: ir.Operation, facts: AxisFacts, ahead: AheadOfTime) -> Staged | None:
+    """How a load can be copied ahead, if it can, changes in the loop, and is wide enough."""
+    if "volatile" in load.attributes or not ahead.qualifies(list(load.operands)[:2]):
+        return None
+    layout, element = layout_of(load.results[0].type), element_of(load.results[0].type)
+    size = storage_bits(bit_width(element)) // 8
+    if is_fixed(load, ahead) or layout.free_bits("lane") or layout.free_bits("warp"):
+        return None
+    slot = _slot(layout, facts.access_limits(load), COPY_BYTES // size)
+    return None if slot is None else Staged(load, slot, prod(layout.shape) * size, private=True)
+
+
+def _slot(layout: LinearLayout, limits: tuple[int, ...], width: int) -> LinearLayout | None:
+    """A slot in which each vector of `width` elements of a thread lies in one piece and those of a
+    warp one after the other; None where a thread holds no such vectors."""
+    bases = dict(layout.bases)
+    for dim, limit in enumerate(limits):
+        vector = [tuple(n * (d == dim) for d in range(layout.rank)) for n in _powers(width)]
+        if limit >= width and all(basis in bases["register"] for basis in vector):
+            rest = [b for b in bases["register"] if b not in vector and any(b)]
+            return LinearLayout.shared(
+                layout.shape, [*vector, *bases["lane"], *bases["warp"], *rest]
+            )
+    return None
+
+
+def _powers(limit: int) -> list[int]:
+    """1, 2, 4, ... below `limit`."""
+    return [1 << bit for bit in range(limit.bit_length() - 1)]
+
+
+def _stages(module: ir.Module, loop: ir.Operation, staged: list[Staged], target: Target) -> int:
+    """How many iterations to hold in shared memory."""
+    default = int_attribute(module.operation, "mt.num_stages", 1)
+    per_stage = sum(s.bytes for s in staged)
+    room = target.max_shared_bytes - SHARED_RESERVE
+    if "mt.num_stages" not in loop.attributes:
+        threads = 32 * int_attribute(module.operation, "mt.num_warps", 4)
+        room = min(room, UNASKED_BYTES * threads)
+    return min(int_attribute(loop, "mt.num_stages", default), room // per_stage)
