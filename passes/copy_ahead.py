@@ -5,6 +5,7 @@
             i+stages-1; reduce(local_load slot) }; wait for all
 
 While rows are reduced, the next ones are on their way; no barrier and no register is spent on it.
+Scalars that such a loop loads come an iteration ahead, in registers.
 Requires: layouts. Ensures: the same values; copies past the last iteration are masked off. Done
 unasked where little shared memory is needed, with `num_stages` on the loop where there is room.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 from math import prod
 
 from minitriton.ir.axis_analysis import AxisFacts, analyse
+from minitriton.ir.builder import Builder
 from minitriton.ir.conversion import storage_bits
 from minitriton.ir.dialect import element_of
 from minitriton.ir.encoding import layout_of
@@ -22,16 +24,25 @@ from minitriton.ir.mlir import ir
 from minitriton.ir.target import Target
 from minitriton.ir.types import bit_width
 from minitriton.passes.affine import AffineAnalysis
-from minitriton.passes.ahead_of_time import AheadOfTime
+from minitriton.passes.ahead_of_time import AheadOfTime, is_scalar_load
 from minitriton.passes.dead_arguments import pass_through_dead_arguments
 from minitriton.passes.global_order import may_overwrite
-from minitriton.passes.multi_buffer import Staged, is_fixed, rewrite_loop
-from minitriton.passes.op_classes import is_tile
+from minitriton.passes.loop_arguments import give_results, with_arguments
+from minitriton.passes.multi_buffer import SLT, Staged, compare, is_fixed, rewrite_loop
+from minitriton.passes.op_classes import LOOPS, is_tile
 from minitriton.passes.remarks import add_remark
 from minitriton.passes.shared_usage import SHARED_RESERVE
 from minitriton.passes.simplify import share_loads, upstream
 from minitriton.passes.tile_pass import PassOptions
-from minitriton.passes.traversal import int_attribute, kernel_of, ops_of, walk
+from minitriton.passes.traversal import (
+    Value,
+    int_attribute,
+    is_used,
+    kernel_of,
+    ops_of,
+    terminator_of,
+    walk,
+)
 
 COPY_BYTES = 16  # of a thread's copies: smaller ones cost too many instructions
 UNASKED_BYTES = 128  # a thread: leaves an SM shared memory for all the threads that it can hold
@@ -56,7 +67,7 @@ def run(module: ir.Module, target: Target, options: PassOptions) -> None:
 
 def _rewrite(module: ir.Module, loop: ir.Operation, facts: AxisFacts, target: Target) -> bool:
     body = loop.regions[0].blocks[0]
-    if any(op.name in _DOTS or op.name.startswith("scf.") for op in _inside(loop)):
+    if any(op.name in _DOTS or op.name in LOOPS for op in walk(loop)):
         return False
     loads = [op for op in ops_of(body) if op.name == "mt.load" and is_tile(op.results[0])]
     entry = kernel_of(module).regions[0].blocks[0]
@@ -73,13 +84,49 @@ def _rewrite(module: ir.Module, loop: ir.Operation, facts: AxisFacts, target: Ta
     for s in staged:
         ahead.carry(list(s.load.operands)[:2])
     add_remark(module, loop, f"{len(staged)} loads copied ahead in {stages} stages by cp.async")
-    rewrite_loop(module, loop, staged, ahead, AffineAnalysis(entry), stages)
+    loop = rewrite_loop(module, loop, staged, ahead, AffineAnalysis(entry), stages)
+    if ahead.loads:
+        _carry_scalars(loop)
     return True
 
 
-def _inside(loop: ir.Operation) -> list[ir.Operation]:
-    """All ops in the loop but the ends of its blocks."""
-    return [op for op in walk(loop) if op.name != "scf.yield"]
+def _carry_scalars(loop: ir.Operation) -> None:
+    """Loads the scalars of a loop that does not overwrite them for the next iteration each."""
+    ahead = AheadOfTime(loop, loads=False)
+    loads = [op for op in ops_of(ahead.body) if is_scalar_load(op) and is_used(op)]
+    loads = [op for op in loads if _depends_on_counter(ahead, list(op.operands))]
+    if not loads:
+        return
+    lower, upper, step = list(loop.operands)[:3]
+    first = Builder(ir.InsertionPoint(loop), loop.location)
+
+    def load_at(counter: Value, builder: Builder) -> list[Value]:
+        known = {ahead.induction: counter}
+        ahead.runs = compare(SLT, counter, upper, builder)
+        return [ahead.clone(op.results[0], known, builder) for op in loads]
+
+    new, arguments = with_arguments(loop, load_at(lower, first))
+    inside = Builder(ir.InsertionPoint.at_block_begin(ahead.body), loop.location)
+    following = load_at(inside.op("arith.addi", step.type, [ahead.induction, step]), inside)
+    for op, argument in zip(loads, arguments, strict=True):
+        op.results[0].replace_all_uses_with(argument)
+        op.erase()
+    end = terminator_of(ahead.body)
+    Builder(ir.InsertionPoint(end), loop.location).create(
+        "scf.yield", [], [*end.operands, *following]
+    )
+    end.erase()
+    give_results(loop, new)
+    loop.erase()
+
+
+def _depends_on_counter(ahead: AheadOfTime, values: list[Value]) -> bool:
+    """Whether the loop's counter and what does not change in it are all that `values` depend on."""
+    if not ahead.qualifies(values):
+        return False
+    ahead.carry(values)
+    found, ahead.carried = not ahead.carried, []
+    return found and not all(map(ahead.is_invariant, values))
 
 
 def _staged(load: ir.Operation, facts: AxisFacts, ahead: AheadOfTime) -> Staged | None:

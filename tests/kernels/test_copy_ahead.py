@@ -38,10 +38,13 @@ def test_masked_elements_hold_the_other_value(device, dtype, n):
 @pytest.mark.parametrize("stages", [2, 4])
 def test_rows_that_are_stored_too(device, rows, stages):
     x = torch.randn(8, 1008, device=device).bfloat16()
+    scale = torch.randint(1, 9, (8,), device=device).float()[:rows]  # no room past the last
     y, total = torch.zeros_like(x), torch.zeros(1024, device=device)
-    compiled = scaled_kernel[(1,)](x, y, total, rows, 1008, STAGES=stages, BLOCK=1024, num_warps=4)
+    compiled = scaled_kernel[(1,)](
+        x, scale, y, total, rows, 1008, STAGES=stages, BLOCK=1024, num_warps=4
+    )
     assert "cp.async" in compiled.asm["ptx"]
-    assert torch.equal(y[:rows], 2 * x[:rows]) and not y[rows:].any()
+    assert torch.equal(y[:rows], (scale[:, None] * x[:rows]).bfloat16()) and not y[rows:].any()
     assert torch.allclose(total[:1008], x[:rows].float().sum(0), atol=1e-5)
     assert torch.equal(total[1008:], torch.full((16,), float(rows), device=device))
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from minitriton.passes.remarks import remarks_of
+from minitriton.passes.traversal import kernel_of, walk
 from tests.passes import tile_kernels
 
 
@@ -48,12 +49,16 @@ def test_without_the_target_or_the_option(kernel, names):
 def test_stores_in_the_loop_want_num_stages_on_it(kernel, names, stages):
     """It promises that what is written is not read under another name."""
     kern = kernel(
-        tile_kernels.scaled_rows, num_warps=2, x="*fp32", y="*fp32", total="*fp32", rows="i32",
+        tile_kernels.scaled_rows, num_warps=2, x="*fp32", scale="*fp32", y="*fp32", total="*fp32",
+        rows="i32",
         n="i32:16", STAGES=None if stages == 1 else stages, BLOCK=256,
     )  # fmt: skip
     x = np.random.default_rng(stages).standard_normal((5, 240)).astype(np.float32)
-    module = kern.check([x, np.zeros_like(x), np.zeros(256, np.float32)], [5, 240])
+    arrays = [x, x[:, 3].copy(), np.zeros_like(x), np.zeros(256, np.float32)]
+    module = kern.check(arrays, [5, 240])
     assert names(module).count("mt.async_copy") == (0 if stages == 1 else stages)
+    (loop,) = (op for op in walk(kernel_of(module)) if op.name == "scf.for")
+    assert len(loop.results) == (1 if stages == 1 else 4)  # sum, two slot numbers, next scale
     said = any("copied ahead" in text for text in remarks_of(module))
     assert said == (stages > 1)
 

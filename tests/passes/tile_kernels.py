@@ -247,13 +247,13 @@ def log_sum_exp(x, y, n, BLOCK: tl.constexpr):
     tl.store(y, top + tl.log(total))
 
 
-def scaled_rows(x, y, total, rows, n, STAGES: tl.constexpr, BLOCK: tl.constexpr):
-    """Stores twice each row, and the sum of all in the end."""
+def scaled_rows(x, scale, y, total, rows, n, STAGES: tl.constexpr, BLOCK: tl.constexpr):
+    """Stores each row times its scale, and the sum of all rows in the end."""
     at = tl.arange(0, BLOCK)
     acc = tl.zeros((BLOCK,), tl.float32)
     for row in tl.range(0, rows, num_stages=STAGES):
         value = tl.load(x + row * n + at, mask=at < n, other=1.0)
-        tl.store(y + row * n + at, 2 * value, mask=at < n)
+        tl.store(y + row * n + at, tl.load(scale + row) * value, mask=at < n)
         acc += value
     tl.store(total + at, acc)
 
