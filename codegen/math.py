@@ -79,7 +79,7 @@ def _tanh(f: Floats, x: ir.Value) -> ir.Value:
     magnitude = f.abs(x)
     square = f.mul(x, x)
     small = f.fma(f.mul(f.polynomial(square, TANH_TAIL), square), x, x)
-    power = f.op("math.exp2", f.mul(magnitude, 2 * LOG2E))
+    power = _exp2(f, f.mul(magnitude, 2 * LOG2E))  # 1 or more
     inverse = f.approximate("rcp.approx.f32", f.add(power, 1.0))
     large = f.fma(inverse, -2.0, 1.0)
     return f.copysign(f.select(f.compare("olt", magnitude, 0.6), small, large), x)
@@ -89,7 +89,7 @@ def _erf(f: Floats, x: ir.Value) -> ir.Value:
     magnitude = f.abs(x)
     small = f.fma(f.polynomial(f.mul(x, x), ERF_SMALL), x, x)
     clamped = f.at_most(magnitude, 4.0)  # erf(4) rounds to 1
-    power = f.op("math.exp2", f.polynomial(clamped, ERF_LARGE))
+    power = _exp2(f, f.polynomial(clamped, ERF_LARGE))  # 2^-27 or more
     large = f.copysign(f.sub(1.0, power), x)
     return f.select(f.compare("ogt", magnitude, 1.0), large, small)
 
