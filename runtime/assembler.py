@@ -2,7 +2,8 @@
 
 Nothing depends on a toolkit on PATH: ptxas comes with the wheel nvidia-cuda-nvcc. nvJitLink carries
 the same assembler, but it compiles for linking: kernels take up to half as many registers again,
-and setmaxnreg has no effect. So it only stands in where there is no ptxas.
+and setmaxnreg has no effect. So it only stands in where there is no ptxas, or where that spills to
+make room for another CTA.
 Versions before 13.3 are refused: they miscompile register-operand wgmma and other Hopper code.
 A ptxas named by the user (MINITRITON_PTXAS) takes their place, at the user's own risk.
 """
@@ -122,12 +123,15 @@ def assemble(
     Raises AssemblerError naming the PTX line if it is refused. Same input, same bytes.
     """
     flags = [f"-arch={arch}", "-O3"] + (["-lineinfo"] if line_info else [])
-    ptxas = ptxas or bundled_ptxas()
-    if ptxas:
-        cubin, log = _run_ptxas(ptxas, ptx, [*flags, "-v", "-warn-spills"])
-    else:
-        cubin, log = _run_nvjitlink(ptx, [*flags, "-Xptxas=-v", "-Xptxas=-warn-spills"])
-    return _report(cubin, log, entry)
+    linking = [*flags, "-Xptxas=-v", "-Xptxas=-warn-spills"]
+    used = ptxas or bundled_ptxas()
+    if not used:
+        return _report(*_run_nvjitlink(ptx, linking), entry)
+    done = _report(*_run_ptxas(used, ptx, [*flags, "-v", "-warn-spills"]), entry)
+    if done.spill_stores and not ptxas and "setmaxnreg" not in ptx:
+        other = _report(*_run_nvjitlink(ptx, linking), entry)
+        return done if other.spill_stores else other
+    return done
 
 
 def _run_nvjitlink(ptx: str, flags: list[str]) -> tuple[bytes, str]:

@@ -82,6 +82,31 @@ def test_which_one_assembles(
     assert assembler.assemble("ret;", "sm_90a", "k", ptxas=own).cubin.decode() == used
 
 
+@pytest.mark.parametrize(
+    ("ptx", "own", "spilled", "used"),
+    [
+        ("ret;", "", {}, "/bundled"),
+        ("ret;", "", {"/bundled": 8}, "nvJitLink"),
+        ("ret;", "", {"/bundled": 8, "nvJitLink": 4}, "/bundled"),
+        ("ret;", "/own", {"/own": 8}, "/own"),
+        ("setmaxnreg.inc", "", {"/bundled": 8}, "/bundled"),
+    ],
+)
+def test_nvjitlink_where_it_does_not_spill(
+    ptx: str, own: str, spilled: dict[str, int], used: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(name: str, *_: Any) -> tuple[bytes, str]:
+        frame = (
+            f"0 bytes stack frame, {spilled.get(name, 0)} bytes spill stores, 0 bytes spill loads"
+        )
+        return name.encode(), f"Function properties for k\n{frame}"
+
+    monkeypatch.setattr(assembler, "bundled_ptxas", lambda: "/bundled")
+    monkeypatch.setattr(assembler, "_run_ptxas", run)
+    monkeypatch.setattr(assembler, "_run_nvjitlink", lambda *_: run("nvJitLink"))
+    assert assembler.assemble(ptx, "sm_90a", "k", ptxas=own).cubin.decode() == used
+
+
 def test_the_version_says_whether_there_is_a_ptxas(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that kernels cached with one are not taken without it."""
     texts = []
