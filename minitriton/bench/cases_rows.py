@@ -176,7 +176,7 @@ class Norm:
         return [trial(warps) for warps in self.setting.few(WARPS, 3)]
 
     def backwards(self, module: Any) -> list[Trial]:
-        def trial(warps: int, per_processor: int) -> Trial:
+        def trial(warps: int, per_processor: int, stages: int) -> Trial:
             programs = min(self.rows, per_processor * self.setting.processors)
             parts = [self.x.new_empty(programs, self.columns, dtype=torch.float32)
                      for _ in self.parameters]  # fmt: skip
@@ -185,7 +185,8 @@ class Norm:
             def call() -> Any:
                 getattr(module, f"{self.name}_backward_kernel")[(programs,)](
                     self.grad, self.x, self.parameters[0], *self.stats, self.dx, *parts,
-                    self.columns, self.rows, self.columns, BLOCK=self.block, num_warps=warps,
+                    self.columns, self.rows, self.columns, STAGES=stages, BLOCK=self.block,
+                    num_warps=warps,
                 )  # fmt: skip
                 for part, total in zip(parts, sums, strict=True):
                     module.column_sum_kernel[(minitriton.cdiv(self.columns, 32),)](
@@ -195,9 +196,10 @@ class Norm:
 
             outputs = [self.dx, *sums, *parts]
             refresh = lambda: self.forward(module, warps)  # noqa: E731
-            return Trial(f"warps={warps} programs={programs}", call, outputs, refresh)
+            label = f"warps={warps} programs={programs} stages={stages}"
+            return Trial(label, call, outputs, refresh)
 
-        options = [(8, 2), (8, 4), (4, 4), (16, 1), (16, 2)]
+        options = [(8, 2, 3), (8, 2, 1), (16, 1, 3), (8, 4, 1), (4, 4, 1), (16, 1, 1), (16, 2, 1)]
         return [trial(*option) for option in self.setting.few(options, 2)]
 
     def case(self) -> Case:

@@ -86,7 +86,7 @@ def layer_norm_kernel(
 @triton.jit
 def layer_norm_backward_kernel(
     dy_ptr, x_ptr, w_ptr, mean_ptr, rstd_ptr, dx_ptr, dw_part_ptr, db_part_ptr,
-    stride, rows, n, BLOCK: tl.constexpr,
+    stride, rows, n, STAGES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Gradient of x, and one partial sum a program of those of weight and bias."""
     program = tl.program_id(0)
@@ -95,7 +95,7 @@ def layer_norm_backward_kernel(
     w = tl.load(w_ptr + cols, mask=mask, other=0.0).to(tl.float32)
     dw = tl.zeros((BLOCK,), tl.float32)
     db = tl.zeros((BLOCK,), tl.float32)
-    for row in range(program, rows, tl.num_programs(0)):
+    for row in tl.range(program, rows, tl.num_programs(0), num_stages=STAGES):
         x = tl.load(x_ptr + row * stride + cols, mask=mask, other=0.0).to(tl.float32)
         dy = tl.load(dy_ptr + row * stride + cols, mask=mask, other=0.0).to(tl.float32)
         mean = tl.load(mean_ptr + row)
@@ -125,7 +125,8 @@ def rms_norm_kernel(x_ptr, y_ptr, w_ptr, rstd_ptr, stride, n, eps, BLOCK: tl.con
 
 @triton.jit
 def rms_norm_backward_kernel(
-    dy_ptr, x_ptr, w_ptr, rstd_ptr, dx_ptr, dw_part_ptr, stride, rows, n, BLOCK: tl.constexpr
+    dy_ptr, x_ptr, w_ptr, rstd_ptr, dx_ptr, dw_part_ptr, stride, rows, n,
+    STAGES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Gradient of x, and one partial sum a program of that of the weight."""
     program = tl.program_id(0)
@@ -133,7 +134,7 @@ def rms_norm_backward_kernel(
     mask = cols < n
     w = tl.load(w_ptr + cols, mask=mask, other=0.0).to(tl.float32)
     dw = tl.zeros((BLOCK,), tl.float32)
-    for row in range(program, rows, tl.num_programs(0)):
+    for row in tl.range(program, rows, tl.num_programs(0), num_stages=STAGES):
         x = tl.load(x_ptr + row * stride + cols, mask=mask, other=0.0).to(tl.float32)
         dy = tl.load(dy_ptr + row * stride + cols, mask=mask, other=0.0).to(tl.float32)
         rstd = tl.load(rstd_ptr + row)
