@@ -2,7 +2,8 @@
 
 The body of a scf.for is lowered first, in a block of its own; a register of a loop-carried tile
 becomes a block argument when something reads it. A tile of pointers that is stepped through the
-loop so costs one value per vector access, not one per element.
+loop so costs one value per vector access, not one per element. Sums of a warpgroup_dot that begin
+at zero are left undefined: its first instruction ignores them in the first iteration.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from minitriton.ir.mlir import ir
 if TYPE_CHECKING:
     from minitriton.codegen.lower import Lowering
 
+ACCUMULATOR = 2  # operand of a warpgroup_dot
 NO_UNROLL = "#llvm.loop_annotation<unroll = <disable = true>>"
 
 
@@ -53,14 +55,21 @@ class _CarriedValues:
             values.append(self.lowering.registers(yielded[index])[register])
         return values
 
-    def initial(self) -> list[ir.Value]:
-        return [self.lowering.registers(self.inits[i])[register] for i, register in self.slots]
+    def initial(self, undefined: Sequence[int] = ()) -> list[ir.Value]:
+        """The first values of all arguments; anything for the iter args in `undefined`."""
+        return [
+            self.lowering.op("llvm.mlir.poison", self.block.arguments[1 + number].type)
+            if index in undefined
+            else self.lowering.registers(self.inits[index])[register]
+            for number, (index, register) in enumerate(self.slots)
+        ]
 
 
 def _for(lowering: Lowering, op: ir.Operation) -> None:
     body = op.regions[0].blocks[0]
     parameters = list(body.arguments)
     bounds = [lowering.scalar(v) for v in list(op.operands)[:3]]
+    sums = _sums_from_zero(lowering, op)
     # a region to build the body in: the loop itself needs to know its arguments first
     holder = ir.Operation.create("scf.execute_region", [], [], None, None, 1, op.location)
     block = holder.regions[0].blocks.append(parameters[0].type, arg_locs=[op.location])
@@ -72,6 +81,9 @@ def _for(lowering: Lowering, op: ir.Operation) -> None:
         lowering.set(parameter, arguments[-1])
     used = [index for index, result in enumerate(op.results) if _is_used(result)]
     with lowering.builder.at(ir.InsertionPoint(block)):
+        for index in sums:
+            counts = lowering.compare("ne", block.arguments[0], bounds[0])
+            lowering.counted_sums[parameters[1 + index]] = counts
         terminator = lowering.lower_block(body)
         for index in used:
             argument = arguments[index]
@@ -80,22 +92,47 @@ def _for(lowering: Lowering, op: ir.Operation) -> None:
         yields = carried_values.yields(list(terminator.operands))
         lowering.create("scf.yield", (), yields)
     lowering.builder.loc = op.location
-    initial = carried_values.initial()
-    loop = lowering.create(
-        "scf.for",
-        [v.type for v in initial],
-        [*bounds, *initial],
-        {"loop_annotation": attribute(_annotation(op))},
-        regions=1,
-    )
-    block.append_to(loop.regions[0])
+
+    def loop() -> list[ir.Value]:
+        initial = carried_values.initial(sums)
+        made = lowering.create(
+            "scf.for",
+            [v.type for v in initial],
+            [*bounds, *initial],
+            {"loop_annotation": attribute(_annotation(op))},
+            regions=1,
+        )
+        block.append_to(made.regions[0])
+        return list(made.results)
+
+    if sums:
+        types = [argument.type for argument in list(block.arguments)[1:]]
+        runs = lowering.compare("slt", bounds[0], bounds[1])
+        results = lowering.branch(runs, types, loop, carried_values.initial)
+    else:
+        results = loop()
     holder.erase()
     place = {slot: i for i, slot in enumerate(carried_values.slots)}
-    results = list(loop.results)
     for index in used:
         count = len(lowering.registers(parameters[index + 1]))
         values = [results[place[index, register]] for register in range(count)]
         lowering.set_registers(op.results[index], values)
+
+
+def _sums_from_zero(lowering: Lowering, op: ir.Operation) -> list[int]:
+    """The iter args that are zero at first and that only a warpgroup_dot of the body adds to."""
+    found = []
+    body = op.regions[0].blocks[0]
+    for index, init in enumerate(list(op.operands)[3:]):
+        uses = list(body.arguments[1 + index].uses)
+        if len(uses) != 1 or uses[0].operand_number != ACCUMULATOR:
+            continue
+        user = uses[0].owner.operation
+        if user.name == "mt.warpgroup_dot" and user.block == body:
+            zero = lowering.zero(lowering.f32)
+            if all(value == zero for value in lowering.registers(init)):
+                found.append(index)
+    return found
 
 
 def _is_used(value: ir.Value) -> bool:

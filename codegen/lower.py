@@ -24,7 +24,7 @@ from minitriton.ir.linear_layout import LinearLayout
 from minitriton.ir.mlir import ir
 from minitriton.ir.target import Target
 from minitriton.ir.tensor_map_specs import read_specs
-from minitriton.ir.warp_roles import PRODUCER, producer_of
+from minitriton.ir.warp_roles import GROUP_BYTES, GROUPS, PRODUCER, producer_of
 
 SHARED_SYMBOL = "smem"
 SHARED_ALIGNMENT = 16
@@ -85,6 +85,9 @@ class Lowering(Emitter):
         self.target = target
         self.options = options
         self.num_warps = num_warps  # that hold tiles
+        self.groups = 1  # of so many warps each, with programs of their own
+        self.group_bytes = 0  # of shared memory that each has for itself
+        self.group_id = self.int32(0)  # where there are several: of this thread's
         self.producer_warps = 0  # beside them
         self.producer: ir.Operation | None = None  # function of their own
         self.role = Role.ALL
@@ -93,6 +96,8 @@ class Lowering(Emitter):
         self.tensor_maps: list[dict[str, Any]] = []  # as the launcher makes them (ir)
         self.map_pointers: list[ir.Value] = []  # the parameters that hold them
         self.symbols: dict[str, str] = {}  # strings and declarations beside the kernel
+        # sums that a warpgroup_dot adds to where the i1 is true; elsewhere they are zero
+        self.counted_sums: dict[ir.Value, ir.Value] = {}
         self._values: dict[ir.Value, Lowered] = {}
         self._at_entry: dict[Any, ir.Value | None] = {}
         self._marker: ir.InsertionPoint | None = None
@@ -176,9 +181,14 @@ class Lowering(Emitter):
         return self._at_entry[key]
 
     @property
+    def consumer_warps(self) -> int:
+        """Those of all groups that hold tiles."""
+        return self.num_warps * self.groups
+
+    @property
     def thread_id(self) -> ir.Value:
-        """i32; those of producer warps come last."""
-        threads = 32 * (self.num_warps + self.producer_warps)
+        """i32, in the CTA; those of producer warps come last."""
+        threads = 32 * (self.consumer_warps + self.producer_warps)
         return self.once(
             "thread",
             lambda: self.op(
@@ -196,16 +206,24 @@ class Lowering(Emitter):
 
     @property
     def warp_id(self) -> ir.Value:
-        """i32, 0 .. num_warps - 1."""
+        """i32, 0 .. num_warps - 1 in each group."""
         if self.num_warps + self.producer_warps == 1:
             return self.int32(0)
-        return self.once("warp", lambda: self.shr(self.thread_id, 5))
+
+        def make() -> ir.Value:
+            warp = self.shr(self.thread_id, 5)
+            return self.and_(warp, self.num_warps - 1) if self.groups > 1 else warp
+
+        return self.once("warp", make)
 
     @property
     def is_first_thread(self) -> ir.Value:
-        """i1: this is thread 0 of the CTA, which does what must happen once."""
+        """i1: this is thread 0 of the CTA, or of its group, which does what must happen once."""
         if self.role is Role.PRODUCER:
             return self.constant(self.i1, 1)
+        if self.groups > 1 and self.role is Role.CONSUMERS:
+            own = self.and_(self.thread_id, 32 * self.num_warps - 1)
+            return self.compare("eq", own, 0)
         return self.once("first", lambda: self.compare("eq", self.thread_id, 0))
 
     def owns_elements(self, layout: LinearLayout) -> ir.Value | None:
@@ -268,13 +286,22 @@ class Lowering(Emitter):
         """Pointer to the shared memory that allocation gave to `op` (its `mt.offset`)."""
         if "mt.offset" not in op.attributes:
             raise InternalError("codegen", f"{op.name} has no mt.offset at {op.location}")
-        return self.shared_at(ir.IntegerAttr(op.attributes["mt.offset"]).value)
+        offset = ir.IntegerAttr(op.attributes["mt.offset"]).value
+        if self.groups == 1 or self.role is not Role.CONSUMERS:
+            return self.shared_at(offset)
+        own = self.once(
+            "shared of group", lambda: self.shared_at(self.mul(self.group_id, self.group_bytes))
+        )
+        return self.offset_pointer(own, offset)
 
     def barrier(self) -> None:
         """All threads of the role meet; memory written before is visible after."""
         operands = []
         if self.role is Role.CONSUMERS:  # a barrier of their own: the producer has left them
-            operands = [self.int32(CONSUMER_BARRIER), self.int32(32 * self.num_warps)]
+            number = self.int32(CONSUMER_BARRIER)
+            if self.groups > 1:
+                number = self.add(self.group_id, CONSUMER_BARRIER)
+            operands = [number, self.int32(32 * self.num_warps)]
         groups = [1, 1, 0] if operands else [0, 0, 0]
         self.create(
             "nvvm.barrier", (), operands,
@@ -353,8 +380,10 @@ def lower_to_gpu(
     top = module.operation
     num_warps = integer_attribute(top, "mt.num_warps", 4)
     producers = integer_attribute(top, "mt.producer_warps", 0)
-    result, kernel = _skeleton(function, top, target, num_warps, producers)
+    groups = integer_attribute(top, GROUPS, 1)
+    result, kernel = _skeleton(function, top, target, num_warps * groups, producers)
     lowering = Lowering(function, kernel, target, options, num_warps, analyse(function))
+    lowering.groups, lowering.group_bytes = groups, integer_attribute(top, GROUP_BYTES, 0)
     lowering.producer_warps, lowering.producer = producers, producer_of(module)
     parameters = list(kernel.regions[0].blocks[0].arguments)
     body = function.regions[0].blocks[0]
@@ -378,10 +407,10 @@ def _kernel_of(module: ir.Module) -> ir.Operation:
 
 
 def _skeleton(
-    function: ir.Operation, top: ir.Operation, target: Target, num_warps: int, producers: int
+    function: ir.Operation, top: ir.Operation, target: Target, consumers: int, producers: int
 ) -> tuple[ir.Module, ir.Operation]:
     """Module, gpu.module, shared-memory symbol and the empty kernel."""
-    warps = num_warps + producers
+    warps = consumers + producers
     alignment = integer_attribute(top, "mt.shared_alignment", SHARED_ALIGNMENT)
     module = ir.Module.parse(
         f"""module attributes {{gpu.container_module}} {{

@@ -13,7 +13,6 @@ from minitriton.ir.diagnostics import InternalError
 from minitriton.ir.mlir import ir
 
 WARPGROUP = 4  # warps
-FIRST_TURN_BARRIER = CONSUMER_BARRIER + 1  # one for each of two warpgroups
 # Registers per thread, for two warpgroups that hold tiles; in all no more than at the launch, 168.
 PRODUCER_REGISTERS = 24
 CONSUMER_REGISTERS = 240
@@ -21,14 +20,16 @@ CONSUMER_REGISTERS = 240
 
 def lower_split_warps(lowering: Lowering, op: ir.Operation) -> None:
     """Everything that follows in the block, once for each role."""
+    if lowering.groups > 1:
+        lowering.group_id = warpgroup(lowering)
     ops = [view.operation for view in op.block.operations]
     rest = ops[ops.index(op) + 1 : -1]
-    first_group = lowering.num_warps // WARPGROUP
+    first_group = lowering.consumer_warps // WARPGROUP
     is_producer = lowering.compare("eq", warpgroup(lowering), first_group)
 
     def produce() -> list[ir.Value]:
         _set_registers(lowering, "dec", PRODUCER_REGISTERS)
-        chosen = lowering.compare("eq", lowering.thread_id, 32 * lowering.num_warps)
+        chosen = lowering.compare("eq", lowering.thread_id, 32 * lowering.consumer_warps)
         lowering.branch(chosen, (), copy, list)
         return []
 
@@ -66,13 +67,18 @@ def lower_mbarrier_arrive(lowering: Lowering, op: ir.Operation) -> None:
 
 
 def lower_turn_wait(lowering: Lowering, op: ir.Operation) -> None:
-    own = lowering.add(warpgroup(lowering), FIRST_TURN_BARRIER)
+    own = lowering.add(warpgroup(lowering), _first_turn(lowering))
     _turn(lowering, op, "sync", own)
 
 
 def lower_turn_pass(lowering: Lowering, op: ir.Operation) -> None:
-    last = lowering.int32(FIRST_TURN_BARRIER + 1)
+    last = lowering.int32(_first_turn(lowering) + 1)
     _turn(lowering, op, "arrive", lowering.binary("subi", last, warpgroup(lowering)))
+
+
+def _first_turn(lowering: Lowering) -> int:
+    """The number of the first of two barriers, one for each warpgroup, after the groups' own."""
+    return CONSUMER_BARRIER + lowering.groups
 
 
 def _turn(lowering: Lowering, op: ir.Operation, how: str, number: ir.Value) -> None:
@@ -89,7 +95,19 @@ def _turn(lowering: Lowering, op: ir.Operation, how: str, number: ir.Value) -> N
     lowering.branch(lowering.compare("eq", warpgroup(lowering), group), (), meet, list)
 
 
+def lower_group_id(lowering: Lowering, op: ir.Operation) -> None:
+    produces = lowering.role is Role.PRODUCER
+    lowering.set(op.results[0], lowering.int32(0) if produces else lowering.group_id)
+
+
+def lower_group_count(lowering: Lowering, op: ir.Operation) -> None:
+    produces = lowering.role is Role.PRODUCER
+    lowering.set(op.results[0], lowering.int32(1 if produces else lowering.groups))
+
+
 RULES = {
+    "mt.group_id": lower_group_id,
+    "mt.group_count": lower_group_count,
     "mt.split_warps": lower_split_warps,
     "mt.mbarrier_arrive": lower_mbarrier_arrive,
     "mt.turn_wait": lower_turn_wait,

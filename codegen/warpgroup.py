@@ -59,13 +59,16 @@ def lower_warpgroup_dot(lowering: Lowering, op: ir.Operation) -> None:
     words = {} if left else _register_words(lowering, a, (rows, columns, right.depth), warps)
     fresh = all(value == lowering.zero(lowering.f32) for value in lowering.registers(c))
     asm = _Asm(lowering.registers(c), fresh=fresh)
+    first_scale = "q" if fresh else "p"  # of the instructions with k = 0
+    if c in lowering.counted_sums:
+        first_scale = asm.operand(lowering.counted_sums[c], "b")
     step = STEP_BYTES // right.size
     name = f"wgmma.mma_async.sync.aligned.m64n{columns}k{step}.f32.{kind[0]}.{kind[1]}"
     step_rows = 16 * warps  # the warpgroups lie along M, then the tile repeats
     registers = columns // 2
     for k in range(0, right.depth, step):
         second = asm.operand(right.at(0, k), "l")
-        scale = "q" if fresh and k == 0 else "p"
+        scale = first_scale if k == 0 else "p"
         for m in range(rows // step_rows):
             if left is not None:
                 first = asm.operand(left.at(m * step_rows, k), "l")

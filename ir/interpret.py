@@ -358,6 +358,8 @@ RULES: dict[str, Rule] = {
     "mt.cta_id": lambda p, op, v: [
         np.int32(p.ids[0] + p.grid[0] * (p.ids[1] + p.grid[1] * p.ids[2]))],
     "mt.cta_count": lambda p, op, v: [np.int32(np.prod(p.grid))],
+    "mt.group_id": lambda p, op, v: [np.int32(0)],
+    "mt.group_count": lambda p, op, v: [np.int32(1)],
     "mt.make_range": lambda p, op, v: [
         np.arange(_integer(op, "start"), _integer(op, "end"), dtype=np.int32)],
     "mt.expand_dims": lambda p, op, v: [np.expand_dims(v[0], _integer(op, "axis"))],

@@ -35,6 +35,19 @@ class CtaCountOp(MT.Operation, name="cta_count"):
     result: Result[Any]
 
 
+class GroupIdOp(MT.Operation, name="group_id"):
+    """Which of the module's mt.consumer_groups these warps are; 0 in the producer: i32."""
+
+    result: Result[Any]
+
+
+class GroupCountOp(MT.Operation, name="group_count"):
+    """To how many groups the programs of a CTA are dealt, mt.consumer_groups; 1 in the producer,
+    which copies for all: i32."""
+
+    result: Result[Any]
+
+
 class SplitWarpsOp(MT.Operation, name="split_warps"):
     """From here on the module's mt.producer_warps, further ones, run the ops marked mt.producer and
     what those need; the others run the rest. A barrier after it is one of the others alone."""
@@ -86,5 +99,5 @@ class PrintOp(MT.Operation, name="print"):
     __annotations__ = separate("value", Sequence[Operand[Any]]) | {"prefix": ir.StringAttr}
 
 
-PURE = (ProgramIdOp, NumProgramsOp, CtaIdOp, CtaCountOp, HintOp)
+PURE = (ProgramIdOp, NumProgramsOp, CtaIdOp, CtaCountOp, GroupIdOp, GroupCountOp, HintOp)
 OPS = (*PURE, SplitWarpsOp, TurnWaitOp, TurnPassOp, AssumeOp, BarrierOp, AssertOp, PrintOp)

@@ -8,6 +8,7 @@ DEEPEST = 12  # operations that a proof looks through
 # Operations that are not negative where so many of their first operands are not.
 _OPERANDS = {
     "mt.program_id": 0, "mt.num_programs": 0, "mt.cta_id": 0, "mt.cta_count": 0, "mt.hint": 1,
+    "mt.group_id": 0, "mt.group_count": 0,
     "arith.extui": 0, "arith.extsi": 1,
     "arith.addi": 2, "arith.muli": 2, "arith.minsi": 2, "arith.divui": 0, "arith.divsi": 2,
     "arith.remsi": 1, "arith.remui": 1,

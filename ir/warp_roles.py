@@ -6,6 +6,10 @@ from minitriton.ir.mlir import ir
 
 PRODUCER = "mt.producer"  # marks ops that only the producer runs
 PRODUCER_SUFFIX = "_producer"  # of the function with all that it runs
+# Module attributes: how many groups of mt.num_warps warps hold tiles, each with programs of its own
+# (1 if missing), and how many bytes of shared memory each has for itself.
+GROUPS = "mt.consumer_groups"
+GROUP_BYTES = "mt.group_bytes"
 
 
 def producer_of(module: ir.Module) -> ir.Operation | None:

@@ -75,6 +75,7 @@ class CompiledKernel:
     def num_warps(self) -> int:
         """Warps of a CTA as launched, producers of a specialised kernel included."""
         own = int(self.metadata.get("num_warps", self.spec.num_warps))
+        own *= int(self.metadata.get("consumer_groups", 1))
         return own + int(self.metadata.get("producer_warps", 0))
 
     @property

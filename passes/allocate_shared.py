@@ -3,8 +3,10 @@
     before: mt.local_alloc, mt.convert_layout     after: the same with mt.offset = bytes : i32,
                                                   module attribute mt.shared_bytes : i32
 
-Requires: layouts. Ensures: areas whose lives overlap do not overlap in memory. Small scratch areas,
-such as those of reductions, share memory with nothing: reuse would take a barrier.
+Where warps part into several groups (`ping_pong`), what is allocated after that exists once for
+each, mt.group_bytes apart. Requires: layouts. Ensures: areas whose lives overlap do not overlap in
+memory. Small scratch areas, such as those of reductions, share memory with nothing: reuse would
+take a barrier.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from minitriton.ir.builder import i32_attr
 from minitriton.ir.diagnostics import Diagnostic, Note, SharedMemoryExceeded
 from minitriton.ir.mlir import ir
 from minitriton.ir.target import Target
+from minitriton.ir.warp_roles import GROUP_BYTES, GROUPS
 from minitriton.passes.op_classes import LOOPS
 from minitriton.passes.shared_usage import buffer_bytes, scratch_of
 from minitriton.passes.source_span import span_of
@@ -39,11 +42,14 @@ class Area:
 
 def run(module: ir.Module, target: Target, options: PassOptions) -> None:
     """Adds mt.offset and mt.shared_bytes; SharedMemoryExceeded where the target has too little."""
-    owners, areas, _ = _areas(kernel_of(module))
-    offsets = place(areas)
-    for op, offset in zip(owners, offsets, strict=True):
+    function = kernel_of(module)
+    owners, areas, points = _areas(function)
+    arranged = _arrange(areas, _parting(function, points))
+    for op, offset in zip(owners, arranged.offsets, strict=True):
         op.attributes["mt.offset"] = i32_attr(offset)
-    total = _total(areas, offsets)
+    total = arranged.total
+    if arranged.each:
+        module.operation.attributes[GROUP_BYTES] = i32_attr(arranged.each)
     alignment = max((a.alignment for a in areas), default=0)
     if alignment > BUFFER_ALIGNMENT:
         module.operation.attributes["mt.shared_alignment"] = i32_attr(alignment)
@@ -61,11 +67,55 @@ def bytes_with(
     owners, areas, points = _areas(function)
     areas = [area for op, area in zip(owners, areas, strict=True) if op not in without]
     areas += [Area(n, points[first][0], points[last][1], alignment) for first, last, n in more]
-    return _total(areas, place(areas))
+    return _arrange(areas, _parting(function, points)).total
 
 
-def _total(areas: Sequence[Area], offsets: Sequence[int]) -> int:
-    return _aligned(max((o + a.bytes for o, a in zip(offsets, areas, strict=True)), default=0), 16)
+@dataclass(frozen=True)
+class _Arranged:
+    """Where areas are; `each`: bytes that every group of warps has for itself, 0 if there is one;
+    offsets of those are the first group's."""
+
+    offsets: list[int]
+    total: int
+    each: int = 0
+
+
+@dataclass(frozen=True)
+class _Parting:
+    """The program point where warps part into `groups`, each with memory of its own."""
+
+    point: int
+    groups: int
+
+
+def _parting(
+    function: ir.Operation, points: dict[ir.Operation, tuple[int, int]]
+) -> _Parting | None:
+    groups = int_attribute(function.parent.operation, GROUPS, 1)
+    splits = [op for op in points if op.name == "mt.split_warps"] if groups > 1 else []
+    return _Parting(points[splits[0]][0], groups) if splits else None
+
+
+def _arrange(areas: Sequence[Area], parting: _Parting | None) -> _Arranged:
+    if parting is None:
+        offsets = place(areas)
+        return _Arranged(offsets, _end(areas, offsets, 16))
+    shared = [area for area in areas if area.first < parting.point]
+    own = [area for area in areas if area.first > parting.point]
+    alignment = max((area.alignment for area in areas), default=16)
+    places = place(shared), place(own)
+    start, each = (
+        _end(found, offsets, alignment)
+        for found, offsets in zip((shared, own), places, strict=True)
+    )
+    first, second = (iter(offsets) for offsets in places)
+    offsets = [next(first) if a.first < parting.point else start + next(second) for a in areas]
+    return _Arranged(offsets, start + parting.groups * each, each)
+
+
+def _end(areas: Sequence[Area], offsets: Sequence[int], alignment: int) -> int:
+    ends = (offset + area.bytes for offset, area in zip(offsets, areas, strict=True))
+    return _aligned(max(ends, default=0), alignment)
 
 
 def place(areas: Sequence[Area]) -> list[int]:
@@ -101,7 +151,7 @@ def _areas(
     order: list[ir.Operation] = []
     _number(function, points, order)
     owners, areas = [], []
-    own = OWN_SCRATCH
+    own, parting = OWN_SCRATCH, _parting(function, points)
     for op in order:
         first = points[op][0]
         if op.name == "mt.local_alloc":
@@ -116,7 +166,8 @@ def _areas(
             owners.append(op)
             if scratch.bytes <= own:
                 own -= scratch.bytes
-                areas.append(Area(scratch.bytes, 0, len(order), OWN_ALIGNMENT))
+                start = parting.point + 1 if parting and first > parting.point else 0
+                areas.append(Area(scratch.bytes, start, len(order), OWN_ALIGNMENT))
             else:
                 areas.append(Area(scratch.bytes, first, first))
     return owners, areas, points

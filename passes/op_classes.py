@@ -27,8 +27,8 @@ LOOPS = frozenset(("scf.for", "scf.while"))
 DIVISIONS = frozenset(f"arith.{name}" for name in ("divsi", "divui", "remsi", "remui"))
 _PURE_MT = frozenset(
     f"mt.{name}"
-    for name in ("program_id", "num_programs", "cta_id", "cta_count", "make_range", "splat", "dot",
-                 "reduce", "scan", "convert_layout")
+    for name in ("program_id", "num_programs", "cta_id", "cta_count", "group_id", "group_count",
+                 "make_range", "splat", "dot", "reduce", "scan", "convert_layout")
 ) | _ELEMENTWISE_MT | SHAPE_OPS  # fmt: skip
 
 

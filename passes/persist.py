@@ -12,6 +12,7 @@ parameters: mt.num_programs keeps its meaning.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from minitriton.ir.builder import Builder, i32_attr
 from minitriton.ir.mlir import ir
@@ -27,6 +28,9 @@ from minitriton.passes.traversal import (
     terminator_of,
     walk,
 )
+
+if TYPE_CHECKING:
+    from minitriton.passes.ping_pong import Dealing
 
 ATTRIBUTE = "mt.persistent"
 # With these a program may wait for another one, or say where in the grid it is.
@@ -55,8 +59,11 @@ def refusal(
     return None
 
 
-def make_persistent(module: ir.Module, split: ir.Operation, sets: Sequence[RingSet]) -> None:
-    """Wraps all that follows `split`; the rings' states are carried from program to program."""
+def make_persistent(
+    module: ir.Module, split: ir.Operation, sets: Sequence[RingSet], dealing: Dealing | None = None
+) -> None:
+    """Wraps all that follows `split`; the rings' states are carried from program to program.
+    dealing: of a CTA's programs to two groups of warps."""
     module.operation.attributes[ATTRIBUTE] = i32_attr(1)
     body = kernel_of(module).regions[0].blocks[0]
     ops = ops_of(body)
@@ -75,8 +82,12 @@ def make_persistent(module: ir.Module, split: ir.Operation, sets: Sequence[RingS
     first, count = builder.op("mt.cta_id", i32), builder.op("mt.cta_count", i32)
     carried = [value for found in sets for value in found.initial]
     starts = [builder.constant(i32, 0) for _ in carried]
+    own, step = first, count
+    if dealing is not None:
+        starts = dealing.first_place(builder)
+        own, step = dealing.programs(first, count, builder)
     loop = builder.create(
-        "scf.for", [i32] * len(carried), [first, total, count, *starts],
+        "scf.for", [i32] * len(carried), [own, total, step, *starts],
         {PROGRAMS: ir.UnitAttr.get()}, 1,
     )  # fmt: skip
     block = loop.regions[0].blocks.append(
@@ -89,6 +100,11 @@ def make_persistent(module: ir.Module, split: ir.Operation, sets: Sequence[RingS
     end = terminator_of(block)
     for op in moved:
         op.move_before(end)
+    if dealing is not None:
+        after = Builder(ir.InsertionPoint(end), split.location)
+        end.operands[0], end.operands[1] = dealing.next_place(list(end.operands), after)
+        after.ip = ir.InsertionPoint(ends)
+        dealing.end(first, total, count, after)
     for value, argument in zip(carried, arguments, strict=True):
         value.replace_all_uses_with(argument)
     for op in [op for op in walk(loop) if op.name == "mt.program_id"]:

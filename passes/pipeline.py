@@ -18,6 +18,7 @@ from minitriton.passes import (
     pipeline_loads,
     producer_slice,
     simplify,
+    sink_past_products,
     tma_stores,
     verify_layouts,
 )
@@ -60,6 +61,7 @@ def tile_pipeline(target: Target, options: PassOptions | None = None) -> list[Bo
         Pass("allocate_shared", allocate_shared.run),
         Pass("insert_barriers", insert_barriers.run),
         Pass("producer_slice", producer_slice.add_producer),
+        Pass("sink_past_products", sink_past_products.run),
         Pass("legality", legality.run),
     ]
     return [BoundPass(step, target, settings) for step in steps]

@@ -11,7 +11,7 @@ from math import prod
 
 from minitriton.ir.mlir import ir
 from minitriton.ir.target import Target
-from minitriton.passes import persist
+from minitriton.passes import persist, ping_pong
 from minitriton.passes.affine import AffineAnalysis
 from minitriton.passes.ahead_of_time import AheadOfTime
 from minitriton.passes.direct_rows import can_load_directly, load_directly
@@ -27,13 +27,16 @@ from minitriton.passes.shared_usage import SHARED_RESERVE, buffer_bytes, scratch
 from minitriton.passes.tile_pass import PassOptions
 from minitriton.passes.tma_copies import atoms_of
 from minitriton.passes.traversal import defining_op, int_attribute, kernel_of, ops_of, walk
-from minitriton.passes.warpgroup_dots import fits
+from minitriton.passes.warpgroup_dots import GROUP_WARPS, fits
 
-CONSUMER_WARPS = 8  # two warpgroups: with one, CTAs side by side hide each other's arithmetic
+# Two warpgroups, with one program or, of 4 warps, one each (`ping_pong`); with one alone, CTAs side
+# by side hide each other's arithmetic.
+CONSUMER_WARPS = 8
 # Multiplications of an iteration from which one CTA with a producer beats several without, measured
 # on an H200; more where arithmetic between dots can hide behind other CTAs.
 ONE_DOT_PRODUCTS, PRODUCTS = 1 << 20, 1 << 21
 MAX_RESULTS = 192  # registers per thread for the results of all dots of a loop, of 240
+PIECE_BYTES = 16 * 1024  # of a group's tile on its way out, by TMA; the other multiplies meanwhile
 BARRIER_BYTES = 1024  # all mbarriers of a kernel, at most
 
 
@@ -47,6 +50,8 @@ class WarpSplit:
         self._forced = options.force_specialize
         self._rings = Rings(module)
         self._loops: list[ir.Operation] = []
+        self._warps = int_attribute(module.operation, "mt.num_warps")
+        self._groups = {CONSUMER_WARPS: 1, GROUP_WARPS: ping_pong.NUM_GROUPS}.get(self._warps, 0)
 
     def take(
         self, loop: ir.Operation, staged: Sequence[Staged], fixed: Sequence[Staged],
@@ -59,6 +64,9 @@ class WarpSplit:
         rows = [s for s in staged if s.map is None and can_load_directly(s.load)]
         staged = [s for s in staged if s not in rows]
         reason = self._refusal(loop, staged, analysis)
+        if reason is None and self._groups > 1:
+            reason = "some tiles never change" if fixed or rows else None
+            reason = reason or ping_pong.refusal(self._module, loop, staged)
         if reason is None:
             moving = [s for s in staged if s not in fixed]
             fixed = [s for s in staged if s in fixed]
@@ -70,6 +78,9 @@ class WarpSplit:
                 made, turns = specialize_loop(self._module, loop, each, once, ahead, analysis)
                 if turns:
                     self._rings.take_turns()
+                if self._groups > 1:
+                    assert self._rings.split is not None
+                    ping_pong.take_turns(self._module, made, self._rings.split)
                 self._loops.append(made)
                 text = f"warp specialised: a producer warp copies {each.rings.stages} stages by TMA"
                 add_remark(self._module, made, text)
@@ -100,9 +111,16 @@ class WarpSplit:
             return
         for rings in self._rings.sets:
             rings.leave()
-        reason = persist.refusal(kernel_of(self._module), self._loops, self._rings.sets)
+        sets = self._rings.sets
+        if self._groups > 1:
+            dealing = ping_pong.Dealing(self._loops[0], sets[0].stages, split)
+            persist.make_persistent(self._module, split, sets, dealing)
+            text = f"persistent: {self._groups} warpgroups run programs of their own, in turns"
+            add_remark(self._module, split, text)
+            return
+        reason = persist.refusal(kernel_of(self._module), self._loops, sets)
         if reason is None:
-            persist.make_persistent(self._module, split, self._rings.sets)
+            persist.make_persistent(self._module, split, sets)
             add_remark(self._module, split, "persistent: each CTA runs several programs")
             return
         add_remark(self._module, split, f"not persistent: {reason}")
@@ -112,7 +130,7 @@ class WarpSplit:
     def _multiplies(self, loop: ir.Operation) -> bool:
         """Whether two warpgroups have enough to multiply that a CTA should have an SM alone, or the
         kernel asks for it."""
-        if int_attribute(self._module.operation, "mt.num_warps") != CONSUMER_WARPS:
+        if not self._groups:
             return False
         dots = _dots(loop)
         products = sum(prod(d.results[0].type.shape) * d.operands[0].type.shape[-1] for d in dots)
@@ -131,7 +149,7 @@ class WarpSplit:
             return "nvJitLink ignores setmaxnreg: install nvidia-cuda-nvcc"
         if any(s.map is None for s in staged):
             return "threads make some of its copies"
-        if sum(prod(dot.results[0].type.shape) for dot in dots) > MAX_RESULTS * 32 * CONSUMER_WARPS:
+        if sum(prod(dot.results[0].type.shape) for dot in dots) > MAX_RESULTS * 32 * self._warps:
             return "its products have too many results: ptxas would wait for each wgmma"
         if "mt.maxnreg" in top.attributes or int_attribute(top, "mt.num_ctas", 1) > 1:
             return "the kernel sets maxnreg or num_ctas"
@@ -156,9 +174,10 @@ class WarpSplit:
             if op.name == "mt.local_alloc":
                 buffers += buffer_bytes(op.results[0].type)
             elif not _becomes_a_read(op) and (found := scratch_of(op)) is not None:
-                scratch = max(scratch, found.bytes)
+                few = self._groups > 1 and _is_stored(op)
+                scratch = max(scratch, min(found.bytes, PIECE_BYTES) if few else found.bytes)
         alignment = max(s.alignment for s in staged)
-        return self._target.max_shared_bytes - scratch - buffers - alignment
+        return self._target.max_shared_bytes - self._groups * scratch - buffers - alignment
 
 
 def _dots(loop: ir.Operation) -> list[ir.Operation]:
@@ -190,6 +209,13 @@ def _writes_before(
         if op.name in WRITES_IN_LOOP and "mt.all_warps" not in op.attributes:
             return True
     return outermost != loop and may_overwrite(outermost, loads, function.regions[0].blocks[0])
+
+
+def _is_stored(op: ir.Operation) -> bool:
+    """A change of layout just for a store, which TMA will probably make."""
+    return op.name == "mt.convert_layout" and all(
+        use.owner.operation.name == "mt.store" for use in op.results[0].uses
+    )
 
 
 def _becomes_a_read(op: ir.Operation) -> bool:

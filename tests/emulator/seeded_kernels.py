@@ -272,6 +272,15 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
     "matmul, specialised": functools.partial(
         matmul_subject, (128, 64, 128), WIDE, BF16, specialize=True, num_warps=8, num_stages=2
     ),
+    "matmul, ping-pong": functools.partial(
+        matmul_subject,
+        (256, 32, 128),
+        (64, 32, 64),
+        BF16,
+        specialize=True,
+        num_warps=4,
+        num_stages=3,
+    ),
     "attention, specialised": functools.partial(
         attention_subject, 64, 32, (128, 32), 2, specialize=True, num_warps=8, num_stages=2
     ),

@@ -35,12 +35,12 @@ def operands(device, m, n, k, b_t):
     return a, b, torch.full((m, n), NAN, device=device, dtype=torch.float16)
 
 
-def product(a, b, c, blocks=BLOCKS, k=None):
+def product(a, b, c, blocks=BLOCKS, k=None, num_warps=8, num_stages=3):
     (m, depth), n = a.shape, b.shape[1]
     tiles = triton.cdiv(m, blocks[0]) * triton.cdiv(n, blocks[1])
     return matmul_kernel[(tiles,)](
         a, b, c, m, n, depth if k is None else k, *a.stride(), *b.stride(), *c.stride(), *blocks, 2,
-        num_warps=8, num_stages=3,
+        num_warps=num_warps, num_stages=num_stages,
     )  # fmt: skip
 
 

@@ -37,6 +37,8 @@ def product(
             columns = columns & ((rm[:, None] < 3) | (rk[None, :] < 16))
         x = tl.load(pa, mask=columns, other=0.0)
         y = tl.load(pb, mask=rk[:, None] < K - k * BK, other=0.0)
+        if KIND == "a scaled operand":
+            x = x * 2
         acc = tl.dot(x, y, acc)
         if KIND == "an operand used twice":
             acc += tl.sum(x.to(tl.float32), 1)[:, None]

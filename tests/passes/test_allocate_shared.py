@@ -5,8 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minitriton.ir.builder import i32_attr
 from minitriton.ir.context import use
 from minitriton.ir.diagnostics import CompileError
+from minitriton.ir.dialect import MAX_VALUES
 from minitriton.ir.mlir import ir
 from minitriton.ir.target import Target
 from minitriton.passes import allocate_shared
@@ -97,6 +99,55 @@ def test_dealloc_extends_the_life():
     body += '"mt.local_dealloc"(%a) : (M64) -> ()\n'
     (a, b), total = allocated(body)
     assert a != b and total == 512
+
+
+SPLIT = '"mt.split_warps"() : () -> ()\n'
+
+
+@pytest.mark.parametrize("after", [1, 3])
+def test_each_group_of_warps_has_what_is_allocated_after_they_part(after):
+    """Two shared buffers of 256 bytes; of the groups' own, one after the other, each takes one."""
+    used = "".join(ALLOC.format(f"own{i}") + LOAD.format(f"own{i}") for i in range(after))
+    body = ALLOC.format("a") + ALLOC.format("b") + SPLIT + used
+    body += "".join(f'"mt.local_dealloc"(%{name}) : (M64) -> ()\n' for name in "ab")
+    with use():
+        module = parsed(body)
+        top = module.operation
+        top.attributes["mt.consumer_groups"] = i32_attr(2)
+        needed = bytes_with(kernel_of(module), [], 16)
+        allocate_shared.run(module, Target.parse("sm_90a"), PassOptions())
+        offsets = [
+            int_attribute(op, "mt.offset")
+            for op in walk(kernel_of(module))
+            if op.name == "mt.local_alloc"
+        ]
+        each, total = (int_attribute(top, f"mt.{name}_bytes") for name in ("group", "shared"))
+    assert sorted(offsets[:2]) == [0, 256] and offsets[2:] == [512] * after
+    assert each == 256 and total == needed == 512 + 2 * 256
+
+
+def test_each_group_of_warps_has_scratch_of_its_own():
+    """Of two reductions, the one after the warps part is done by both groups at their own pace."""
+    sizes = "array<i32: 1" + ", 0" * (MAX_VALUES - 1) + ">"
+    reduce = f'''"mt.reduce"(%v) ({{
+      ^bb0(%x: f32, %y: f32):
+        %z = arith.addf %x, %y : f32
+        "mt.yield"(%z) {{operandSegmentSizes = {sizes}}} : (f32) -> ()
+    }}) {{axis = 0 : i32, operandSegmentSizes = {sizes}, resultSegmentSizes = {sizes}}}
+      : (T64) -> f32
+    '''
+    with use():
+        module = parsed(reduce + SPLIT + reduce)
+        top = module.operation
+        top.attributes["mt.consumer_groups"] = i32_attr(2)
+        allocate_shared.run(module, Target.parse("sm_90a"), PassOptions())
+        before, after = (
+            int_attribute(op, "mt.offset")
+            for op in walk(kernel_of(module))
+            if op.name == "mt.reduce"
+        )
+        each, total = (int_attribute(top, f"mt.{name}_bytes") for name in ("group", "shared"))
+    assert 8 <= each <= after and before + 8 <= after and total == after + 2 * each
 
 
 def test_too_much_is_a_table_of_users():

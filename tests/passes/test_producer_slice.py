@@ -115,7 +115,7 @@ def test_nothing_of_a_tile_is_left(kernel):
 
 
 def test_a_kernel_without_rings_has_no_producer(kernel):
-    assert producer_of(product(kernel, num_warps=4).compile()) is None
+    assert producer_of(product(kernel, num_warps=4, BN=64).compile()) is None
 
 
 TEXT = """

@@ -124,7 +124,7 @@ def test_refusals(kernel, kind, changed, reason):
 @pytest.mark.parametrize(
     ("changed", "options"),
     [
-        ({"num_warps": 4}, {}),
+        ({"num_warps": 4, "BN": 64}, {}),
         ({"num_warps": 16, "BM": 256}, {}),
         ({"BK": 32}, {}),  # too few products
         ({"target": "sm_80"}, {}),
