@@ -6,8 +6,9 @@
 
 While rows are reduced, the next ones are on their way; no barrier and no register is spent on it.
 Scalars that such a loop loads come an iteration ahead, in registers.
-Requires: layouts. Ensures: the same values; copies past the last iteration are masked off. Done
-unasked where little shared memory is needed, with `num_stages` on the loop where there is room.
+Only where the loop itself has num_stages: the copies cost instructions, which loops bound by
+instructions lack, and shared memory. Requires: layouts. Ensures: the same values; copies past the
+last iteration are masked off.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from minitriton.passes.traversal import (
 )
 
 COPY_BYTES = 16  # of a thread's copies: smaller ones cost too many instructions
-UNASKED_BYTES = 128  # a thread: leaves an SM shared memory for all the threads that it can hold
+_STAGES = "mt.num_stages"
 _DOTS = frozenset(("mt.dot", "mt.warpgroup_dot"))
 
 
@@ -54,7 +55,7 @@ def run(module: ir.Module, target: Target, options: PassOptions) -> None:
     if not options.pipeline_loads or not target.has("cp_async"):
         return
     function = kernel_of(module)
-    loops = [op for op in walk(function) if op.name == "scf.for"]
+    loops = [op for op in walk(function) if op.name == "scf.for" and _STAGES in op.attributes]
     facts = analyse(function) if loops else AxisFacts()
     changed = False
     for loop in loops:
@@ -78,7 +79,8 @@ def _rewrite(module: ir.Module, loop: ir.Operation, facts: AxisFacts, target: Ta
     staged = [s for load in loads if (s := _staged(load, facts, ahead)) is not None]
     if not staged:
         return False
-    stages = _stages(module, loop, staged, target)
+    room = target.max_shared_bytes - SHARED_RESERVE
+    stages = min(int_attribute(loop, _STAGES), room // sum(s.bytes for s in staged))
     if stages < 2:
         return False
     for s in staged:
@@ -158,14 +160,3 @@ def _slot(layout: LinearLayout, limits: tuple[int, ...], width: int) -> LinearLa
 def _powers(limit: int) -> list[int]:
     """1, 2, 4, ... below `limit`."""
     return [1 << bit for bit in range(limit.bit_length() - 1)]
-
-
-def _stages(module: ir.Module, loop: ir.Operation, staged: list[Staged], target: Target) -> int:
-    """How many iterations to hold in shared memory."""
-    default = int_attribute(module.operation, "mt.num_stages", 1)
-    per_stage = sum(s.bytes for s in staged)
-    room = target.max_shared_bytes - SHARED_RESERVE
-    if "mt.num_stages" not in loop.attributes:
-        threads = 32 * int_attribute(module.operation, "mt.num_warps", 4)
-        room = min(room, UNASKED_BYTES * threads)
-    return min(int_attribute(loop, "mt.num_stages", default), room // per_stage)

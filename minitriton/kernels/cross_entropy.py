@@ -22,7 +22,7 @@ from minitriton.kernels.checks import KernelArgumentError
 from minitriton.kernels.operator import operator
 from minitriton.kernels.rows import dense
 
-TILE = 4096  # elements that a program holds
+TILE = 2048  # elements that a program holds
 LOG2E = tl.constexpr(1.4426950216293335)  # log2(e) in fp32, and what that leaves of it
 LOG2E_REST = tl.constexpr(1.92596299e-8)
 LN2 = tl.constexpr(0.6931471805599453)
@@ -44,15 +44,16 @@ def _exp(x, centre, EXACT: tl.constexpr):
 @triton.jit
 def _forward_kernel(
     x_ptr, target_ptr, stats_ptr, loss_ptr, stride, rows, columns, ignored,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    STAGES: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """A block of a row at a time, while the next STAGES - 1 are on their way to shared memory."""
     EXACT: tl.constexpr = x_ptr.dtype.element_ty == tl.float32
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     x_ptrs = x_ptr + row.to(tl.int64)[:, None] * stride
     target = tl.load(target_ptr + row, mask=row < rows, other=0).to(tl.int64)
     peak = tl.full([ROWS], -float("inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
-    for first in range(0, columns, BLOCK):
+    for first in tl.range(0, columns, BLOCK, num_stages=STAGES):
         at = first + tl.arange(0, BLOCK)[None, :]
         mask = (row[:, None] < rows) & (at < columns)
         x = tl.load(x_ptrs + at, mask=mask, other=-float("inf")).to(tl.float32)
@@ -166,8 +167,8 @@ def _op(
     loss = torch.empty_like(stats[0])
     if x.shape[0] > 0:
         _forward_kernel[(triton.cdiv(x.shape[0], rows),)](
-            x, t, stats, loss, x.stride(0), x.shape[0], classes, ignore, ROWS=rows, BLOCK=block,
-            num_warps=4,
+            x, t, stats, loss, x.stride(0), x.shape[0], classes, ignore,
+            STAGES=3 if classes > block else 1, ROWS=rows, BLOCK=block, num_warps=4,
         )  # fmt: skip
     _mean_kernel[(1,)](loss, t, mean, counted, x.shape[0], ignore, BLOCK=1024)
     return mean, counted, stats

@@ -18,7 +18,7 @@ import minitriton as triton
 import minitriton.language as tl
 from minitriton.kernels import checks
 from minitriton.kernels.dropout import check_seed, dropout_reference, kept
-from minitriton.kernels.gemm import sum_partials
+from minitriton.kernels.gemm import DEEP_SUM, sum_partials, sum_parts
 from minitriton.kernels.operator import operator
 from minitriton.kernels.philox import threshold_of
 from minitriton.kernels.rows import row_tile, rows_of
@@ -100,6 +100,23 @@ def _backward_kernel(
     tl.store(to, dweight, mask=mask)
     if BIASED:
         tl.store(to + tl.num_programs(0).to(tl.int64) * columns, dbias, mask=mask)
+
+
+@triton.jit
+def _sum_both_kernel(
+    partial_ptr, dweight_ptr, dbias_ptr, parts, columns, DEPTH: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Sums [2, parts, columns] over the parts: for the weight, and for the bias."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < columns
+    which = tl.program_id(1)
+    source = partial_ptr + which.to(tl.int64) * parts * columns
+    total = sum_parts(source, columns, parts, at, mask, DEPTH)
+    total = total.to(dweight_ptr.dtype.element_ty)
+    if which == 0:
+        tl.store(dweight_ptr + at, total, mask=mask)
+    else:
+        tl.store(dbias_ptr + at, total, mask=mask)
 
 
 def layer_norm(
@@ -206,6 +223,8 @@ def _op(
     m = rows_of(x)
     b = None if branch is None else rows_of(branch)
     rows, block, warps = row_tile(m.shape[1])
+    if b is None and x.element_size() == 2:  # few registers: twice as many elements a thread
+        warps = max(4, warps // 2)
     _forward_kernel[(triton.cdiv(m.shape[0], rows),)](
         m, b, weight.contiguous(), None if bias is None else bias.contiguous(),
         total if keep_total else None, out, stats,
@@ -236,9 +255,13 @@ def _backward_op(
         threshold_of(dropout), 1 / (1 - dropout), BIASED=biased, DROPOUT=dropout > 0,
         STAGES=3, BLOCK=block, num_warps=max(4, block // 512),
     )  # fmt: skip
-    sum_partials(partial[0], dweight)
-    if biased:
-        sum_partials(partial[1], dbias)
+    if not biased:
+        sum_partials(partial[0], dweight)
+        return dx, dbranch, dweight, dbias
+    depth, width = DEEP_SUM
+    _sum_both_kernel[(triton.cdiv(m.shape[1], width), 2)](
+        partial, dweight, dbias, programs, m.shape[1], DEPTH=depth, BLOCK=width
+    )
     return dx, dbranch, dweight, dbias
 
 

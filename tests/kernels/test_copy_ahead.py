@@ -28,7 +28,7 @@ def device(request, monkeypatch):
 def test_masked_elements_hold_the_other_value(device, dtype, n):
     """-inf, in blocks that end anywhere."""
     x, y = torch.randn(5008, device=device).to(dtype), torch.zeros(1, device=device)
-    compiled = lse_kernel[(1,)](x, y, n, BLOCK=1024, num_warps=4, num_stages=3)
+    compiled = lse_kernel[(1,)](x, y, n, STAGES=3, BLOCK=1024, num_warps=4)
     assert "cp.async" in compiled.asm["ptx"]
     expected = torch.logsumexp(x[:n].double(), 0)
     assert abs(y.item() - expected.item()) < 1e-5
@@ -52,6 +52,6 @@ def test_rows_that_are_stored_too(device, rows, stages):
 @pytest.mark.parametrize(("parts", "columns"), [(5, 64), (32, 48), (133, 64)])
 def test_tiles_of_two_dimensions(device, parts, columns):
     x, y = torch.randn(parts, columns, device=device), torch.zeros(64, device=device)
-    compiled = sum_kernel[(1,)](x, y, parts, columns, R=32, C=64, num_warps=4, num_stages=2)
+    compiled = sum_kernel[(1,)](x, y, parts, columns, STAGES=2, R=32, C=64, num_warps=4)
     assert "cp.async" in compiled.asm["ptx"]
     assert torch.allclose(y[:columns], x.sum(0), atol=1e-4) and not y[columns:].any()

@@ -129,13 +129,13 @@ def test_each_group_of_warps_has_what_is_allocated_after_they_part(after):
 def test_each_group_of_warps_has_scratch_of_its_own():
     """Of two reductions, the one after the warps part is done by both groups at their own pace."""
     sizes = "array<i32: 1" + ", 0" * (MAX_VALUES - 1) + ">"
-    reduce = f'''"mt.reduce"(%v) ({{
+    reduce = f""""mt.reduce"(%v) ({{
       ^bb0(%x: f32, %y: f32):
         %z = arith.addf %x, %y : f32
         "mt.yield"(%z) {{operandSegmentSizes = {sizes}}} : (f32) -> ()
     }}) {{axis = 0 : i32, operandSegmentSizes = {sizes}, resultSegmentSizes = {sizes}}}
       : (T64) -> f32
-    '''
+    """
     with use():
         module = parsed(reduce + SPLIT + reduce)
         top = module.operation
@@ -162,7 +162,7 @@ def test_too_much_is_a_table_of_users():
 
 def test_reductions_in_a_loop_take_no_barriers_beside_their_own(kernel, names):
     """Each has scratch of its own, and the barrier inside of one frees that of the other."""
-    kern = kernel(tile_kernels.log_sum_exp, x="*fp32", y="*fp32", n="i32", BLOCK=256)
+    kern = kernel(tile_kernels.log_sum_exp, x="*fp32", y="*fp32", n="i32", STAGES=None, BLOCK=256)
     x = np.random.default_rng(3).standard_normal(1000).astype(np.float32)
     module = kern.check([x, np.zeros(1, np.float32)], [1000])
     assert names(module).count("mt.reduce") == 2 and "mt.barrier" not in names(module)

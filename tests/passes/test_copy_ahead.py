@@ -1,4 +1,4 @@
-"""Loops of loads without dots are read ahead where that is proved right; results are equal."""
+"""Loops of loads without dots are read ahead where they ask for it and that is proved right."""
 
 import numpy as np
 import pytest
@@ -10,8 +10,8 @@ from tests.passes import tile_kernels
 
 def log_sum_exp(kernel, stages=3, dtype="fp32", size="i32:16", block=256, warps=2):
     return kernel(
-        tile_kernels.log_sum_exp, num_stages=stages, num_warps=warps, x=f"*{dtype}", y="*fp32",
-        n=size, BLOCK=block,
+        tile_kernels.log_sum_exp, num_warps=warps, x=f"*{dtype}", y="*fp32", n=size,
+        STAGES=stages, BLOCK=block,
     )  # fmt: skip
 
 
@@ -33,7 +33,8 @@ def test_every_trip_count_gives_the_same(kernel, names, stages, n):
     [
         ({"stages": 1}, "one stage"),
         ({"size": "i32"}, "a mask that may differ within 16 bytes"),
-        ({"block": 4096}, "64 KB for two iterations of 64 threads"),
+        ({"stages": None}, "num_stages of the launch is not the loop's"),
+        ({"block": 32768, "warps": 16}, "128 KB an iteration: no room for two"),
         ({"block": 128}, "8 bytes a thread"),
     ],
 )

@@ -150,10 +150,12 @@ def rms_norm_backward_kernel(
 def column_sum_kernel(
     part_ptr, out_ptr, parts, n, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr
 ):  # fmt: skip
-    """Sum over the rows of [parts, n]."""
+    """Sums over the rows of matrices [parts, n], one after the other."""
     cols = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
+    part_ptr += tl.program_id(1) * parts * n
+    out_ptr += tl.program_id(1) * n
     total = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
-    for start in range(0, parts, BLOCK_R):
+    for start in tl.range(0, parts, BLOCK_R, num_stages=3):
         rows = start + tl.arange(0, BLOCK_R)
         inside = (rows[:, None] < parts) & (cols[None, :] < n)
         total += tl.load(part_ptr + rows[:, None] * n + cols[None, :], mask=inside, other=0.0)
