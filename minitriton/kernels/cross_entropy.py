@@ -170,7 +170,10 @@ def _op(
             x, t, stats, loss, x.stride(0), x.shape[0], classes, ignore,
             STAGES=3 if classes > block else 1, ROWS=rows, BLOCK=block, num_warps=4,
         )  # fmt: skip
-    _mean_kernel[(1,)](loss, t, mean, counted, x.shape[0], ignore, BLOCK=1024)
+    _mean_kernel[(1,)](
+        loss, t, mean, counted, x.shape[0], ignore,
+        BLOCK=min(4096, max(16, triton.next_power_of_2(x.shape[0]))), num_warps=8,
+    )  # fmt: skip
     return mean, counted, stats
 
 
