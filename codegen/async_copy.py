@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from minitriton.codegen.emit import attribute, width_of
 from minitriton.codegen.lower import Lowering, integer_attribute
-from minitriton.codegen.shared_address import MAX_ACCESS_BYTES, ThreadAddress, writers
+from minitriton.codegen.memory import operand_list, to_words, vector_suffix
+from minitriton.codegen.shared_address import (
+    MAX_ACCESS_BYTES,
+    ThreadAddress,
+    shared_word,
+    writers,
+)
 from minitriton.codegen.tile import carried
 from minitriton.ir.axis_analysis import mask_of
 from minitriton.ir.conversion import storage_bits
@@ -27,6 +35,9 @@ def lower_async_copy(lowering: Lowering, op: ir.Operation) -> None:
     address = ThreadAddress(
         lowering, lowering.scalar(buffer), plan.lane_bases, plan.warp_bases, elem_bytes, plan.gaps
     )
+    if masks is not None and len(op.operands) > 3:
+        _copy_or_fill(lowering, plan, address, pointers.registers, masks, op.operands[3])
+        return
     copies = []
     for group in plan.groups:
         head = group.registers[0]
@@ -34,15 +45,44 @@ def lower_async_copy(lowering: Lowering, op: ir.Operation) -> None:
         if masks is not None:  # copies no bytes where masked off, and fills up with zeros
             operands.append(lowering.select(masks[head], lowering.int32(size), lowering.int32(0)))
         copies.append(operands)
-    # 16-byte copies may bypass L1, which a tile that goes to shared memory has no use for
-    modifier = "cg" if size == MAX_ACCESS_BYTES else "ca"
     attributes = {
         "size": ir.IntegerAttr.get(lowering.i32, size),
-        "modifier": attribute(f"#nvvm<load_cache_modifier {modifier}>"),
+        "modifier": attribute(f"#nvvm<load_cache_modifier {_modifier(size)}>"),
     }
     with writers(lowering, plan.free_lane_mask, plan.free_warp_mask):
         for operands in copies:
             lowering.create("nvvm.cp.async.shared.global", [], operands, attributes)
+
+
+def _copy_or_fill(
+    lowering: Lowering,
+    plan: SharedAccessPlan,
+    address: ThreadAddress,
+    pointers: Sequence[ir.Value],
+    masks: Sequence[ir.Value],
+    other: ir.Value,
+) -> None:
+    """Copies where the mask holds, and stores `other` where it does not."""
+    size = plan.vec * plan.elem_bits // 8
+    words = max(1, size // 4)
+    copy = f"@$2 cp.async.{_modifier(size)}.shared.global [$0], [$1], {size};"
+    fill = f"@!$1 st.shared{vector_suffix(words)}.b32 [$0], {operand_list(range(2, 2 + words))};"
+    with writers(lowering, plan.free_lane_mask, plan.free_warp_mask):
+        for group in plan.groups:
+            head = group.registers[0]
+            place = shared_word(lowering, address.at(group.offset))
+            operands = [place, pointers[head], masks[head]]
+            lowering.asm(copy, "r,l,b,~{memory}", [], operands)
+            values = [lowering.registers(other)[r] for r in group.registers]
+            data = to_words(lowering, values, lowering.i32)
+            lowering.asm(
+                fill, "r,b," + ",".join("r" * words) + ",~{memory}", [], [place, masks[head], *data]
+            )
+
+
+def _modifier(size: int) -> str:
+    """16-byte copies may bypass L1, which a tile that goes to shared memory has no use for."""
+    return "cg" if size == MAX_ACCESS_BYTES else "ca"
 
 
 def _plan(lowering: Lowering, op: ir.Operation, layout: LinearLayout) -> SharedAccessPlan:

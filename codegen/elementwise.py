@@ -55,8 +55,30 @@ def map_registers(
     layout = layout_of(type_)
     if is_float(type_.element_type):
         lowering.set_registers(result, [at(r) for r in layout.registers])
+    elif width_of(type_.element_type) == 1:
+        lowering.set_registers(result, _lazy_mask(lowering, result, at))
     else:
         lowering.set_registers(result, lowering.lazy(layout.num_registers, at))
+
+
+def _lazy_mask(
+    lowering: Lowering, result: ir.Value, at: Callable[[int], ir.Value]
+) -> Sequence[ir.Value]:
+    """Registers of a tile of i1, one for all elements that are known to be equal: a predicate for
+    each element would take a register apiece, and LLVM knows no divisibilities."""
+    layout, runs = layout_of(result.type), lowering.axis.equal_runs(result)
+    leaders: dict[tuple[int, ...], int] = {}
+    leader = {
+        register: leaders.setdefault(
+            tuple(c // run for c, run in zip(layout.apply(register=register), runs, strict=True)),
+            register,
+        )
+        for register in layout.registers
+    }
+    registers = lowering.lazy(
+        layout.num_registers, lambda r: at(r) if leader[r] == r else registers[leader[r]]
+    )
+    return registers
 
 
 def rule(scalar: Scalar) -> Callable[[Lowering, ir.Operation], None]:

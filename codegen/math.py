@@ -42,7 +42,7 @@ ERF_SMALL = (  # erf(x) / x - 1 in x^2, on [-1, 1]
     7.888762135e-5, -0.0008020732973, 0.005189523003, -0.02685443809, 0.1128360002,
     -0.3761262712, 0.1283791659,
 )  # fmt: skip
-ERF_LARGE = (  # log2(1 - erf(x)) on [1, 4]
+ERF_LARGE = (  # log2(1 - erf(x)) on [1, 4]; beyond it only falls
     -3.129615246e-5, 0.000636825138, -0.006066502969, 0.03636959937, -0.1564180042,
     -0.9135400988, -1.629638898, 0.0002716789648,
 )  # fmt: skip
@@ -79,7 +79,7 @@ def _tanh(f: Floats, x: ir.Value) -> ir.Value:
     magnitude = f.abs(x)
     square = f.mul(x, x)
     small = f.fma(f.mul(f.polynomial(square, TANH_TAIL), square), x, x)
-    power = f.op("math.exp2", f.mul(magnitude, 2 * LOG2E))
+    power = _exp2(f, f.mul(magnitude, 2 * LOG2E))  # 1 or more
     inverse = f.approximate("rcp.approx.f32", f.add(power, 1.0))
     large = f.fma(inverse, -2.0, 1.0)
     return f.copysign(f.select(f.compare("olt", magnitude, 0.6), small, large), x)
@@ -88,8 +88,7 @@ def _tanh(f: Floats, x: ir.Value) -> ir.Value:
 def _erf(f: Floats, x: ir.Value) -> ir.Value:
     magnitude = f.abs(x)
     small = f.fma(f.polynomial(f.mul(x, x), ERF_SMALL), x, x)
-    clamped = f.at_most(magnitude, 4.0)  # erf(4) rounds to 1
-    power = f.op("math.exp2", f.polynomial(clamped, ERF_LARGE))
+    power = _exp2(f, f.polynomial(magnitude, ERF_LARGE))  # below 2^-26 from 4 on: erf rounds to 1
     large = f.copysign(f.sub(1.0, power), x)
     return f.select(f.compare("ogt", magnitude, 1.0), large, small)
 

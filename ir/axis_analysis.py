@@ -46,6 +46,23 @@ class AxisFacts:
             limits = list(map(min, limits, self.of(mask).constancy))
         return tuple(limits)
 
+    def equal_runs(self, value: ir.Value) -> tuple[int, ...]:
+        """Constancy of a tile that holds for negative dividends, too; ones where that is open."""
+        constancy = self.of(value).constancy
+        pending, seen = [value], {value}
+        while pending and max(constancy) > 1:
+            owner = pending.pop().owner
+            if isinstance(owner, ir.Block):  # carried around a loop
+                return (1,) * len(constancy)
+            op = owner.operation
+            if op.name in ("arith.divsi", "arith.remsi"):
+                return (1,) * len(constancy)
+            if op.name in RULES:  # others promise nothing
+                tiles = {v for v in op.operands if shape_of(v.type) is not None}
+                pending += tiles - seen
+                seen |= tiles
+        return constancy
+
 
 FIRST_EXTRA = {
     "mt.load": 1, "mt.store": 2, "mt.async_copy": 2, "mt.atomic_rmw": 2, "mt.atomic_cas": 3,

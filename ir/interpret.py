@@ -224,6 +224,8 @@ def _async_copy(program: Program, op: ir.Operation, operands: list[Any]) -> Sequ
     element = meaning.scalar_type(op.operands[1].type)
     mask = np.asarray(extras[0] if extras else np.ones(pointer.shape, bool))
     tile = np.zeros(pointer.shape, meaning.numpy_type(element))
+    if len(extras) > 1:
+        tile[...] = extras[1]
     if mask.any():
         raw = program.memory.read(pointer[mask], meaning.item_bytes(element))
         tile[mask] = meaning.from_bits(raw, element)

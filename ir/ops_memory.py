@@ -126,10 +126,8 @@ class MemTransOp(MT.Operation, name="mem_trans"):
 
 
 class AsyncCopyOp(MT.Operation, name="async_copy"):
-    """cp.async: a tile of pointers into a buffer; `mask`, `other` as in load.
-
-    `other` must be zero. Lanes masked off are zero-filled.
-    """
+    """cp.async: a tile of pointers into a buffer; `mask`, `other` as in load, which is stored
+    where the mask does not hold: zeros without it."""
 
     pointer: Operand[Any]
     buffer: Operand[Any]

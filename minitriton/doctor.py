@@ -67,6 +67,8 @@ def _assembler(settings: options.Options) -> Iterator[Finding]:
     if settings.ptxas:
         text = assembler.version(settings.ptxas)
         yield _judged(text.split()[-1], f"{text} at {settings.ptxas} (MINITRITON_PTXAS)")
+    elif bundled := assembler.bundled_ptxas():
+        yield _judged(assembler.version(bundled).split()[-1], f"{bundled} (bundled)")
     try:
         release = assembler.loaded_version()
     except assembler.AssemblerError as error:

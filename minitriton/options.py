@@ -28,7 +28,7 @@ class Options:
     schedule: str = ""  # SCHEDULE: order in which emulated warps run
     seed: int = 0  # SEED: of the emulator's random policies
     target: str = "sm_80"  # TARGET: what CPU arrays are compiled for
-    ptxas: str = ""  # PTXAS: path of an assembler to use instead of nvJitLink
+    ptxas: str = ""  # PTXAS: path of an assembler to use instead of the bundled one
     mlir: str = ""  # MLIR: another provider of MLIR's bindings (read by ir.mlir at import)
     sync: bool = False  # SYNC=1: wait after each launch, so that an error names its kernel
     wgmma: bool = True  # WGMMA=0: dots of sm_90a on mma.sync only, to compare the two

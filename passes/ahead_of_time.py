@@ -53,7 +53,7 @@ class AheadOfTime:
             needed.append(index)
             return self._check(self.updates[index], needed, False)
         op = value.owner.operation
-        if _is_scalar_load(op):
+        if is_scalar_load(op):
             allowed = loads
         else:
             allowed = not len(op.regions) and (is_elementwise(op.name) or op.name in _CHEAP)
@@ -63,7 +63,7 @@ class AheadOfTime:
         """Whether a value that qualifies is the same in every iteration."""
         if block_of(value) != self.body:
             return True
-        if isinstance(value, ir.BlockArgument) or _is_scalar_load(value.owner.operation):
+        if isinstance(value, ir.BlockArgument) or is_scalar_load(value.owner.operation):
             return False
         return all(map(self.is_invariant, value.owner.operation.operands))
 
@@ -89,5 +89,6 @@ class AheadOfTime:
         return made
 
 
-def _is_scalar_load(op: ir.Operation) -> bool:
+def is_scalar_load(op: ir.Operation) -> bool:
+    """Whether `op` loads one number from global memory, and not a volatile one."""
     return op.name == "mt.load" and not is_tile(op.results[0]) and "volatile" not in op.attributes

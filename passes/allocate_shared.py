@@ -5,7 +5,8 @@
 
 Where warps part into several groups (`ping_pong`), what is allocated after that exists once for
 each, mt.group_bytes apart. Requires: layouts. Ensures: areas whose lives overlap do not overlap in
-memory.
+memory. Small scratch areas, such as those of reductions, share memory with nothing: reuse would
+take a barrier.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from minitriton.passes.tile_pass import PassOptions
 from minitriton.passes.traversal import Value, blocks_of, int_attribute, kernel_of, ops_of
 
 BUFFER_ALIGNMENT = 128  # a whole row of banks, so that swizzles fall where they were planned
+OWN_SCRATCH = 512  # bytes in all of scratch areas that share memory with nothing
+OWN_ALIGNMENT = 16  # of those: they are read in vectors
 
 
 @dataclass(frozen=True)
@@ -148,6 +151,7 @@ def _areas(
     order: list[ir.Operation] = []
     _number(function, points, order)
     owners, areas = [], []
+    own, parting = OWN_SCRATCH, _parting(function, points)
     for op in order:
         first = points[op][0]
         if op.name == "mt.local_alloc":
@@ -160,7 +164,12 @@ def _areas(
         scratch = scratch_of(op)
         if scratch is not None:
             owners.append(op)
-            areas.append(Area(scratch.bytes, first, first))
+            if scratch.bytes <= own:
+                own -= scratch.bytes
+                start = parting.point + 1 if parting and first > parting.point else 0
+                areas.append(Area(scratch.bytes, start, len(order), OWN_ALIGNMENT))
+            else:
+                areas.append(Area(scratch.bytes, first, first))
     return owners, areas, points
 
 

@@ -3,7 +3,8 @@
     before: %a = reduce(%x) {add}; %b = reduce(%y) {max}     after: %a, %b = reduce(%x, %y)
 
 Requires: no layouts. Ensures: the same results. Only ops of one block are merged where neither
-needs the other and the first result is not needed before the second op.
+needs the other. Where the first result is needed before the second op, what that reduces is
+computed before the first op.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from minitriton.ir.builder import Builder
 from minitriton.ir.dialect import MAX_VALUES, shape_of
 from minitriton.ir.mlir import ir
 from minitriton.ir.target import Target
+from minitriton.passes.op_classes import is_elementwise
 from minitriton.passes.tile_pass import PassOptions
 from minitriton.passes.traversal import (
     blocks_of,
@@ -22,6 +24,7 @@ from minitriton.passes.traversal import (
 )
 
 MAX_DISTANCE = 32  # ops between two reductions that are still merged
+_MOVABLE = frozenset(("mt.splat", "mt.expand_dims", "mt.broadcast", "arith.constant"))
 
 
 def run(module: ir.Module, target: Target, options: PassOptions) -> None:
@@ -31,20 +34,47 @@ def run(module: ir.Module, target: Target, options: PassOptions) -> None:
 
 def _merge_block(block: ir.Block) -> None:
     candidate: ir.Operation | None = None
-    distance = 0
+    distance, used = 0, False
     for op in ops_of(block):
         if op.name.startswith("scf."):
             for inner in blocks_of(op):
                 _merge_block(inner)
         distance += 1
         if op.name == "mt.reduce":
+            place = None
             if candidate is not None and distance <= MAX_DISTANCE and _can_merge(candidate, op):
-                candidate = _merge(candidate, op)
+                place = _place(candidate, op, used)
+            if candidate is not None and place is not None:
+                candidate = _merge(candidate, op, place)
             else:
-                candidate = op
+                candidate, used = op, False
             distance = 0
         elif candidate is not None and _uses(op, candidate):
-            candidate = None
+            used = True
+
+
+def _place(first: ir.Operation, second: ir.Operation, used: bool) -> ir.Operation | None:
+    """That of the two reductions where both can be done; `used`: the result of `first` is, before
+    `second`. What `second` reduces is moved up if need be."""
+    if not used:
+        return second
+    between = []
+    for op in reversed(ops_of(first.block)):
+        if op == first:
+            break
+        between.append(op)
+    needed, moved = {v.owner for v in second.operands}, []
+    for op in between:  # the last one first
+        if op in needed:
+            if not (is_elementwise(op.name) or op.name in _MOVABLE):
+                return None
+            moved.append(op)
+            needed |= {v.owner for v in op.operands}
+    if first in needed:
+        return None
+    for op in reversed(moved):
+        op.move_before(first)
+    return first
 
 
 def _uses(op: ir.Operation, maker: ir.Operation) -> bool:
@@ -67,12 +97,12 @@ def _can_merge(first: ir.Operation, second: ir.Operation) -> bool:
     return same and fits and not _uses(second, first)
 
 
-def _merge(first: ir.Operation, second: ir.Operation) -> ir.Operation:
-    """One op in the place of `second` that does both folds side by side."""
+def _merge(first: ir.Operation, second: ir.Operation, place: ir.Operation) -> ir.Operation:
+    """One op at `place` that does both folds side by side."""
     pair = (first, second)
     operands = [v for op in pair for v in op.operands]
     results = [r.type for op in pair for r in op.results]
-    builder = Builder(ir.InsertionPoint(second), second.location)
+    builder = Builder(ir.InsertionPoint(place), second.location)
     merged = builder.create("mt.reduce", results, operands, {"axis": first.attributes["axis"]}, 1)
     elements = [v.type.element_type for v in operands]
     body = ir.Block.create_at_start(

@@ -29,6 +29,7 @@ from minitriton.passes.tma_copies import TmaCopies
 from minitriton.passes.traversal import (
     Value,
     attributes_of,
+    fills_with_zero,
     int_array,
     terminator_of,
 )
@@ -42,7 +43,8 @@ class Staged:
     """A load to be multi-buffered, the shared layout of its slots, bytes of one.
 
     alignment: that of the buffer where wgmma is to read it, else 1. map: of the tensor, if TMA is
-    to copy it; order: the load's dimensions, fastest first.
+    to copy it; order: the load's dimensions, fastest first. private: every thread reads what it
+    copied itself, so that no barrier is needed.
     """
 
     load: ir.Operation
@@ -51,6 +53,7 @@ class Staged:
     alignment: int = 1
     map: MapPlan | None = None
     order: tuple[int, ...] = ()
+    private: bool = False
 
 
 class _Buffer:
@@ -58,7 +61,7 @@ class _Buffer:
 
     def __init__(self, staged: Staged, stages: int, fixed: bool, builder: Builder) -> None:
         self.load, self.bytes = staged.load, staged.bytes
-        self.map, self.order = staged.map, staged.order
+        self.map, self.order, self.private = staged.map, staged.order, staged.private
         self.slot = slot = staged.slot
         self.fixed = fixed
         element = self.load.results[0].type.element_type
@@ -106,7 +109,8 @@ class _Copies:
                 builder.create("mt.proxy_fence", [])
         if self.tma is not None and parity is not None:
             self.tma.wait(slot, parity, builder)
-        builder.create("mt.barrier", [])
+        if not all(buffer.private for buffer in self.buffers):
+            builder.create("mt.barrier", [])
 
     def end(self, builder: Builder) -> None:
         """After the loop."""
@@ -179,7 +183,7 @@ def _fill_body(
     known = {ahead.arguments[index]: v for index, v in zip(ahead.carried, carried, strict=True)}
     known[ahead.induction] = induction
     for buffer in copies.buffers:
-        read_from(buffer, read)
+        (_read_own if buffer.private else read_from)(buffer, read)
     flights = keep_in_flight(body, use_warpgroups(body))
     if flights.crossing:  # they may still read the slot to be filled
         meet_again(flights, lambda at: copies.issue(known, fill, at, first=False))
@@ -220,9 +224,9 @@ def _copy_by_threads(
                 mask = builder.op("arith.andi", mask_type, [own, mask])
             attributes = attributes_of(load)
             attributes.pop("operandSegmentSizes")
-            builder.create(
-                "mt.async_copy", [], [pointer, buffer.at(slot, builder), mask], attributes
-            )
+            other = [] if fills_with_zero(load) else list(load.operands)[2:]
+            operands = [pointer, buffer.at(slot, builder), mask, *other]
+            builder.create("mt.async_copy", [], operands, attributes)
     builder.create("mt.async_commit", [])
 
 
@@ -284,6 +288,14 @@ def read_from(buffer: Slots, slot: Value) -> Value:
     view = buffer.at(slot, builder)
     _replace_uses(load.results[0], view, buffer.slot, builder)
     return view
+
+
+def _read_own(buffer: Slots, slot: Value) -> None:
+    """Replaces the result of a load by what this thread copied to a slot."""
+    value = buffer.load.results[0]
+    builder = Builder(ir.InsertionPoint(buffer.load), buffer.load.location)
+    view = buffer.at(slot, builder)
+    value.replace_all_uses_with(builder.op("mt.local_load", value.type, [view]))
 
 
 def _replace_uses(value: Value, view: Value, slot: LinearLayout, builder: Builder) -> None:

@@ -11,6 +11,7 @@ from minitriton.ir.target import Target
 from minitriton.passes import (
     allocate_shared,
     assign_layouts,
+    copy_ahead,
     fuse_reductions,
     insert_barriers,
     legality,
@@ -54,6 +55,8 @@ def tile_pipeline(target: Target, options: PassOptions | None = None) -> list[Bo
         Pass("assign_layouts", assign_layouts.run),
         *check,
         Pass("pipeline_loads", pipeline_loads.run),
+        *check,
+        Pass("copy_ahead", copy_ahead.run),
         *check,
         Pass("tma_stores", tma_stores.run),
         *check,

@@ -1,10 +1,11 @@
-"""PTX to cubin in this process through nvJitLink, and cubin to SASS through nvdisasm.
+"""PTX to cubin through ptxas, or nvJitLink in this process; cubin to SASS through nvdisasm.
 
-nvJitLink carries the assembler of its own CUDA version, so nothing depends on a toolkit on PATH.
-But it compiles for linking, and then setmaxnreg has no effect: kernels with that go to the ptxas of
-the same release that the wheel nvidia-cuda-nvcc installs.
+Nothing depends on a toolkit on PATH: ptxas comes with the wheel nvidia-cuda-nvcc. nvJitLink carries
+the same assembler, but it compiles for linking: kernels take up to half as many registers again,
+and setmaxnreg has no effect. So it only stands in where there is no ptxas, or where that spills to
+make room for another CTA.
 Versions before 13.3 are refused: they miscompile register-operand wgmma and other Hopper code.
-A ptxas named by the user (MINITRITON_PTXAS) takes its place, at the user's own risk.
+A ptxas named by the user (MINITRITON_PTXAS) takes their place, at the user's own risk.
 """
 
 from __future__ import annotations
@@ -122,13 +123,15 @@ def assemble(
     Raises AssemblerError naming the PTX line if it is refused. Same input, same bytes.
     """
     flags = [f"-arch={arch}", "-O3"] + (["-lineinfo"] if line_info else [])
-    if not ptxas and "setmaxnreg" in ptx:
-        ptxas = bundled_ptxas()
-    if ptxas:
-        cubin, log = _run_ptxas(ptxas, ptx, [*flags, "-v", "-warn-spills"])
-    else:
-        cubin, log = _run_nvjitlink(ptx, [*flags, "-Xptxas=-v", "-Xptxas=-warn-spills"])
-    return _report(cubin, log, entry)
+    linking = [*flags, "-Xptxas=-v", "-Xptxas=-warn-spills"]
+    used = ptxas or bundled_ptxas()
+    if not used:
+        return _report(*_run_nvjitlink(ptx, linking), entry)
+    done = _report(*_run_ptxas(used, ptx, [*flags, "-v", "-warn-spills"]), entry)
+    if done.spill_stores and not ptxas and "setmaxnreg" not in ptx:
+        other = _report(*_run_nvjitlink(ptx, linking), entry)
+        return done if other.spill_stores else other
+    return done
 
 
 def _run_nvjitlink(ptx: str, flags: list[str]) -> tuple[bytes, str]:
@@ -179,7 +182,7 @@ def _run_ptxas(path: str, ptx: str, flags: list[str]) -> tuple[bytes, str]:
                 [path, *flags, source, "-o", target], capture_output=True, text=True, check=False
             )
         except OSError as error:
-            raise AssemblerError(f"MINITRITON_PTXAS={path} cannot be run: {error}") from error
+            raise AssemblerError(f"the assembler {path} cannot be run: {error}") from error
         log = (done.stdout + done.stderr).replace(source, "kernel.ptx")
         if done.returncode != 0:
             raise _refused(ptx, log, flags)

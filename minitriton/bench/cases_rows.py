@@ -25,7 +25,7 @@ from minitriton.bench.cases import (
 from minitriton.bench.roofline import Work
 
 BF16, EPS = torch.bfloat16, 1e-5
-BLOCKS = ((1024, 4), (4096, 8), (2048, 4), (1024, 8))  # elements a program, warps
+BLOCKS = ((1024, 4), (2048, 4), (4096, 8), (1024, 8))  # elements a program, warps
 WARPS = (8, 4, 16)
 
 
@@ -53,7 +53,7 @@ def _elementwise(
 
             return Trial(f"BLOCK={block} warps={warps}", call, outs)
 
-        return [trial(*option) for option in setting.few(BLOCKS, 2)]
+        return [trial(*option) for option in setting.few(BLOCKS, 3)]
 
     return same_source("rows", make)
 
@@ -204,28 +204,38 @@ class Norm:
         return [trial(warps) for warps in self.setting.few(WARPS, 3)]
 
     def backwards(self, module: Any) -> list[Trial]:
-        def trial(warps: int, per_processor: int) -> Trial:
+        def trial(warps: int, per_processor: int, stages: int) -> Trial:
             programs = min(self.rows, per_processor * self.setting.processors)
-            parts = [self.x.new_empty(programs, self.columns, dtype=torch.float32)
-                     for _ in self.parameters]  # fmt: skip
-            sums = [torch.empty_like(p) for p in self.parameters]
+            count = len(self.parameters)
+            parts = self.x.new_empty(count, programs, self.columns, dtype=torch.float32)
+            sums = self.x.new_empty(count, self.columns)
 
             def call() -> Any:
                 getattr(module, f"{self.name}_backward_kernel")[(programs,)](
                     self.grad, self.x, self.parameters[0], *self.stats, self.dx, *parts,
-                    self.columns, self.rows, self.columns, BLOCK=self.block, num_warps=warps,
+                    self.columns, self.rows, self.columns, STAGES=stages, BLOCK=self.block,
+                    num_warps=warps,
                 )  # fmt: skip
-                for part, total in zip(parts, sums, strict=True):
-                    module.column_sum_kernel[(minitriton.cdiv(self.columns, 32),)](
-                        part, total, programs, self.columns, BLOCK_R=64, BLOCK_C=32
-                    )
+                module.column_sum_kernel[(minitriton.cdiv(self.columns, 16), count)](
+                    parts, sums, programs, self.columns, BLOCK_R=128, BLOCK_C=16
+                )
                 return [self.dx, *sums]
 
-            outputs = [self.dx, *sums, *parts]
+            outputs = [self.dx, sums, parts]
             refresh = lambda: self.forward(module, warps)  # noqa: E731
-            return Trial(f"warps={warps} programs={programs}", call, outputs, refresh)
+            label = f"warps={warps} programs={programs} stages={stages}"
+            return Trial(label, call, outputs, refresh)
 
-        options = [(8, 2), (8, 4), (4, 4), (16, 1), (16, 2)]
+        options = [
+            (8, 2, 3),
+            (8, 2, 4),
+            (8, 2, 1),
+            (16, 1, 3),
+            (8, 4, 1),
+            (4, 4, 1),
+            (16, 1, 1),
+            (16, 2, 1),
+        ]
         return [trial(*option) for option in self.setting.few(options, 2)]
 
     def case(self) -> Case:
@@ -301,10 +311,11 @@ class Loss:
     def case(self) -> Case:
         def make(module: Any) -> list[Trial]:
             outputs = [self.losses, self.lse, self.mean]
+            options = ((4096, 4), (2048, 4), (4096, 8), (8192, 8))
             return [
                 Trial(f"BLOCK={block} warps={warps}",
                       functools.partial(self.forward, module, block, warps), outputs)
-                for block, warps in self.setting.few(((4096, 8), (8192, 8), (8192, 16)), 2)
+                for block, warps in self.setting.few(options, 2)
             ]  # fmt: skip
 
         contenders = same_source("rows", make)
@@ -333,7 +344,7 @@ class Loss:
                 refresh = lambda: self.forward(module, 4096, 8)  # noqa: E731
                 return Trial(f"BLOCK={block} warps={warps}", call, [self.dlogits], refresh)
 
-            return [trial(*option) for option in self.setting.few(((4096, 8), (8192, 8)), 2)]
+            return [trial(*option) for option in self.setting.few(((2048, 4), (4096, 8)), 2)]
 
         contenders = same_source("rows", make)
         contenders |= _by_autograd(self.function, [self.logits], self.grad, self.library)

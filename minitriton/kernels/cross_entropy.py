@@ -22,47 +22,49 @@ from minitriton.kernels.checks import KernelArgumentError
 from minitriton.kernels.operator import operator
 from minitriton.kernels.rows import dense
 
-TILE = 4096  # elements that a program holds
+TILE = 2048  # elements that a program holds
 LOG2E = tl.constexpr(1.4426950216293335)  # log2(e) in fp32, and what that leaves of it
 LOG2E_REST = tl.constexpr(1.92596299e-8)
 LN2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
-def _exp(x, EXACT: tl.constexpr):
-    """exp(x) of x <= 0. tl.exp rounds x log2(e), so its error grows with |x|; EXACT makes up for
-    that: two units of the last place, which fp32 gradients that nearly cancel need."""
+def _exp(x, centre, EXACT: tl.constexpr):
+    """exp(x - centre) of x <= centre, 0 where that is subnormal. exp2(x log2(e)) rounds, so its
+    error grows with |x|; EXACT makes up for that: two units of the last place, which fp32 gradients
+    that nearly cancel need."""
     if EXACT:
-        x = tl.maximum(x, -150.0, propagate_nan=tl.PropagateNan.ALL)
+        x = tl.maximum(x - centre, -150.0, propagate_nan=tl.PropagateNan.ALL)
         t = x * LOG2E
         rest = tl.fma(x, LOG2E, -t) + x * LOG2E_REST
         return tl.exp2(t) * (1 + rest * LN2)
-    return tl.exp(x)
+    return tl.exp2(x * LOG2E - centre * LOG2E)
 
 
 @triton.jit
 def _forward_kernel(
     x_ptr, target_ptr, stats_ptr, loss_ptr, stride, rows, columns, ignored,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    STAGES: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """A block of a row at a time, while the next STAGES - 1 are on their way to shared memory."""
     EXACT: tl.constexpr = x_ptr.dtype.element_ty == tl.float32
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     x_ptrs = x_ptr + row.to(tl.int64)[:, None] * stride
     target = tl.load(target_ptr + row, mask=row < rows, other=0).to(tl.int64)
     peak = tl.full([ROWS], -float("inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
-    chosen = tl.zeros([ROWS], tl.float32)
-    for first in range(0, columns, BLOCK):
+    for first in tl.range(0, columns, BLOCK, num_stages=STAGES):
         at = first + tl.arange(0, BLOCK)[None, :]
         mask = (row[:, None] < rows) & (at < columns)
         x = tl.load(x_ptrs + at, mask=mask, other=-float("inf")).to(tl.float32)
         higher = tl.maximum(peak, tl.max(x, 1), propagate_nan=tl.PropagateNan.ALL)
         centre = tl.where(higher == -float("inf"), 0.0, higher)
-        total = total * _exp(peak - centre, EXACT) + tl.sum(_exp(x - centre[:, None], EXACT), 1)
-        chosen += tl.sum(tl.where(at == target[:, None], x, 0.0), 1)
+        total = total * _exp(peak, centre, EXACT) + tl.sum(_exp(x, centre[:, None], EXACT), 1)
         peak = higher
     # a target that is no class: a loss that nobody overlooks
-    chosen = tl.where((target >= 0) & (target < columns), chosen, float("nan"))
+    is_class = (row < rows) & (target >= 0) & (target < columns)
+    chosen = tl.load(x_ptr + row.to(tl.int64) * stride + target, mask=is_class, other=float("nan"))
+    chosen = chosen.to(tl.float32)
     loss = tl.where(target == ignored, 0.0, (peak - chosen) + tl.log(total))
     tl.store(stats_ptr + row, peak, mask=row < rows)
     tl.store(stats_ptr + rows + row, total, mask=row < rows)
@@ -98,9 +100,14 @@ def _backward_kernel(
     total = tl.load(stats_ptr + rows + row, mask=inside, other=1.0)[:, None]
     scale = tl.load(grad_ptr).to(tl.float32) / tl.load(counted_ptr)
     scale = tl.where(target == ignored, 0.0, scale)
-    hot = (at == target[:, None]).to(tl.float32)
-    p = _exp(x.to(tl.float32) - peak, x.dtype == tl.float32) / total
-    dx = (p - hot) * scale[:, None]
+    EXACT: tl.constexpr = x.dtype == tl.float32
+    e = _exp(x.to(tl.float32), peak, EXACT)
+    hot = at == target[:, None]
+    if EXACT:
+        dx = (e / total - hot.to(tl.float32)) * scale[:, None]
+    else:
+        dx = e * (scale[:, None] / total)
+        dx = tl.where(hot, dx - scale[:, None], dx)
     to = dx_ptr + row.to(tl.int64)[:, None] * width + at
     tl.store(to, dx.to(dx_ptr.dtype.element_ty), mask=inside[:, None] & (at < width))
 
@@ -160,10 +167,13 @@ def _op(
     loss = torch.empty_like(stats[0])
     if x.shape[0] > 0:
         _forward_kernel[(triton.cdiv(x.shape[0], rows),)](
-            x, t, stats, loss, x.stride(0), x.shape[0], classes, ignore, ROWS=rows, BLOCK=block,
-            num_warps=4,
+            x, t, stats, loss, x.stride(0), x.shape[0], classes, ignore,
+            STAGES=3 if classes > block else 1, ROWS=rows, BLOCK=block, num_warps=4,
         )  # fmt: skip
-    _mean_kernel[(1,)](loss, t, mean, counted, x.shape[0], ignore, BLOCK=1024)
+    _mean_kernel[(1,)](
+        loss, t, mean, counted, x.shape[0], ignore,
+        BLOCK=min(4096, max(16, triton.next_power_of_2(x.shape[0]))), num_warps=8,
+    )  # fmt: skip
     return mean, counted, stats
 
 

@@ -17,6 +17,7 @@ from minitriton.kernels.devices import has_warpgroups, processors
 from minitriton.language.extra import libdevice
 
 WIDEST = (128, 256)  # tile of wgmma: accumulators of 128 registers per thread
+FEW_ROWS = 64  # up to here, a product takes as long as B takes to read
 SPLIT_K = 512  # no slice of K is shorter
 DEEP_SUM, FLAT_SUM = (128, 16), (1, 1024)  # partial sums and elements that a program holds
 
@@ -104,7 +105,7 @@ def _gemm_kernel(
 def sum_parts(part_ptr, stride, parts, at, mask, DEPTH: tl.constexpr):
     """Sums of `parts` fp32 rows `stride` elements apart, at the elements `at`, in a fixed order."""
     acc = tl.zeros([DEPTH, at.shape[0]], tl.float32)
-    for first in range(0, parts, DEPTH):
+    for first in tl.range(0, parts, DEPTH, num_stages=3):
         part = first + tl.arange(0, DEPTH)[:, None]
         source = part_ptr + part.to(tl.int64) * stride + at[None, :]
         acc += tl.load(source, mask=(part < parts) & mask[None, :], other=0.0)
@@ -136,6 +137,8 @@ def _plan(
     SM that multiplies meanwhile; odd: operands are read element by element; warpgroups: products
     run on wgmma, which a CTA alone on its SM can keep busy with a tile of 128 x 256.
     """
+    if m <= FEW_ROWS and not (wide or odd):
+        return _plan_few_rows(m, n, k, processors)
     config = {"GROUP_M": 8, "BLOCK_K": 32 if wide or odd else 64, "num_stages": 3}
     if warpgroups and not (wide or gelu or odd) and _fills_widest(m, n, processors):
         return config | {"BLOCK_M": WIDEST[0], "BLOCK_N": WIDEST[1], "num_warps": 8}, 1
@@ -150,6 +153,20 @@ def _plan(
     if gelu and block == (128, 64):
         config["maxnreg"] = 128
     return config, splits
+
+
+def _plan_few_rows(m: int, n: int, k: int, processors: int) -> tuple[dict[str, int], int]:
+    """`_plan` where reading B is all that counts: deep tiles in four stages, twice as deep where
+    each has an SM to itself; no slices of K if tiles of 32 columns are enough for most SMs."""
+    enough = 2 * processors // 3
+    width = 64 if triton.cdiv(n, 64) > enough else 32
+    tiles = triton.cdiv(n, width)
+    splits = 1 if tiles > enough else min(triton.cdiv(processors, tiles), k // SPLIT_K)
+    deep = m <= 16 and tiles <= processors
+    depth = min(256 if deep else 128, max(64, triton.next_power_of_2(k)))
+    height = max(16, triton.next_power_of_2(m))
+    blocks = {"BLOCK_M": height, "BLOCK_N": width, "BLOCK_K": depth, "GROUP_M": 8}
+    return blocks | {"num_warps": 4, "num_stages": 4}, max(1, splits)
 
 
 def _fills_widest(m: int, n: int, processors: int) -> bool:

@@ -18,7 +18,7 @@ import minitriton as triton
 import minitriton.language as tl
 from minitriton.kernels import checks
 from minitriton.kernels.dropout import check_seed, dropout_reference, kept
-from minitriton.kernels.gemm import sum_partials
+from minitriton.kernels.gemm import DEEP_SUM, sum_partials, sum_parts
 from minitriton.kernels.operator import operator
 from minitriton.kernels.philox import threshold_of
 from minitriton.kernels.rows import row_tile, rows_of
@@ -37,6 +37,10 @@ def _forward_kernel(
     mask = (row[:, None] < rows) & (at < columns)
     wide = row.to(tl.int64)[:, None]
     x = tl.load(x_ptr + wide * x_stride + at, mask=mask, other=0.0).to(tl.float32)
+    # before any store, which they could not pass
+    weight = tl.load(weight_ptr + at, mask=at < columns, other=0.0)
+    if bias_ptr is not None:
+        bias = tl.load(bias_ptr + at, mask=at < columns, other=0.0)
     if branch_ptr is not None:
         branch = tl.load(branch_ptr + wide * branch_stride + at, mask=mask, other=0.0)
         branch = branch.to(tl.float32)
@@ -51,10 +55,9 @@ def _forward_kernel(
     mean = tl.sum(x, 1) / columns
     centred = tl.where(mask, x - mean[:, None], 0.0)
     r = tl.rsqrt(tl.sum(centred * centred, 1) / columns + eps)
-    out = centred * r[:, None]
-    out *= tl.load(weight_ptr + at, mask=at < columns, other=0.0).to(tl.float32)
+    out = centred * r[:, None] * weight.to(tl.float32)
     if bias_ptr is not None:
-        out += tl.load(bias_ptr + at, mask=at < columns, other=0.0).to(tl.float32)
+        out += bias.to(tl.float32)
     tl.store(out_ptr + wide * columns + at, out.to(out_ptr.dtype.element_ty), mask=mask)
     tl.store(stats_ptr + row, mean, mask=row < rows)
     tl.store(stats_ptr + rows + row, r, mask=row < rows)
@@ -64,15 +67,15 @@ def _forward_kernel(
 def _backward_kernel(
     dout_ptr, dtotal_ptr, total_ptr, weight_ptr, stats_ptr, seed_ptr, dx_ptr, dbranch_ptr,
     partial_ptr, dout_stride, dtotal_stride, total_stride, rows, columns, threshold: tl.uint32,
-    scale, BIASED: tl.constexpr, DROPOUT: tl.constexpr, BLOCK: tl.constexpr,
+    scale, BIASED: tl.constexpr, DROPOUT: tl.constexpr, STAGES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A row at a time: several need registers that more programs on an SM make better use of."""
+    """A row at a time, while the next STAGES - 1 are on their way to shared memory."""
     at = tl.arange(0, BLOCK)
     mask = at < columns
     weight = tl.load(weight_ptr + at, mask=mask, other=0.0).to(tl.float32)
     dweight = tl.zeros([BLOCK], tl.float32)
     dbias = tl.zeros([BLOCK], tl.float32)
-    for i in range(tl.program_id(0), rows, tl.num_programs(0)):
+    for i in tl.range(tl.program_id(0), rows, tl.num_programs(0), num_stages=STAGES):
         row = i.to(tl.int64)
         total = tl.load(total_ptr + row * total_stride + at, mask=mask, other=0.0).to(tl.float32)
         mean, r = tl.load(stats_ptr + row), tl.load(stats_ptr + rows + row)
@@ -97,6 +100,23 @@ def _backward_kernel(
     tl.store(to, dweight, mask=mask)
     if BIASED:
         tl.store(to + tl.num_programs(0).to(tl.int64) * columns, dbias, mask=mask)
+
+
+@triton.jit
+def _sum_both_kernel(
+    partial_ptr, dweight_ptr, dbias_ptr, parts, columns, DEPTH: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Sums [2, parts, columns] over the parts: for the weight, and for the bias."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < columns
+    which = tl.program_id(1)
+    source = partial_ptr + which.to(tl.int64) * parts * columns
+    total = sum_parts(source, columns, parts, at, mask, DEPTH)
+    total = total.to(dweight_ptr.dtype.element_ty)
+    if which == 0:
+        tl.store(dweight_ptr + at, total, mask=mask)
+    else:
+        tl.store(dbias_ptr + at, total, mask=mask)
 
 
 def layer_norm(
@@ -203,6 +223,8 @@ def _op(
     m = rows_of(x)
     b = None if branch is None else rows_of(branch)
     rows, block, warps = row_tile(m.shape[1])
+    if b is None and x.element_size() == 2:  # few registers: twice as many elements a thread
+        warps = max(4, warps // 2)
     _forward_kernel[(triton.cdiv(m.shape[0], rows),)](
         m, b, weight.contiguous(), None if bias is None else bias.contiguous(),
         total if keep_total else None, out, stats,
@@ -231,11 +253,15 @@ def _backward_op(
         dy, dt, m, weight.contiguous(), stats, seed, dx, dbranch if dbranch.numel() > 0 else None,
         partial, dy.stride(0), 0 if dt is None else dt.stride(0), m.stride(0), *m.shape,
         threshold_of(dropout), 1 / (1 - dropout), BIASED=biased, DROPOUT=dropout > 0,
-        BLOCK=block, num_warps=max(4, block // 1024),
+        STAGES=3, BLOCK=block, num_warps=max(4, block // 512),
     )  # fmt: skip
-    sum_partials(partial[0], dweight)
-    if biased:
-        sum_partials(partial[1], dbias)
+    if not biased:
+        sum_partials(partial[0], dweight)
+        return dx, dbranch, dweight, dbias
+    depth, width = DEEP_SUM
+    _sum_both_kernel[(triton.cdiv(m.shape[1], width), 2)](
+        partial, dweight, dbias, programs, m.shape[1], DEPTH=depth, BLOCK=width
+    )
     return dx, dbranch, dweight, dbias
 
 

@@ -61,15 +61,17 @@ def _forward_kernel(
 def _backward_kernel(
     grad_ptr, x_ptr, gate_ptr, weight_ptr, dx_ptr, dgate_ptr, partial_ptr, grad_outer, grad_stride,
     x_outer, x_stride, gate_outer, gate_stride, inner, rows, columns, eps,
-    GATED: tl.constexpr, WEIGHTED: tl.constexpr, DWEIGHT: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    GATED: tl.constexpr, WEIGHTED: tl.constexpr, DWEIGHT: tl.constexpr, STAGES: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     at = tl.arange(0, BLOCK)[None, :]
     if WEIGHTED:
         weight = tl.load(weight_ptr + at, mask=at < columns, other=0.0).to(tl.float32)
     if DWEIGHT:
         dweight = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
-    for tile in range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0)):
+    for tile in tl.range(
+        tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0), num_stages=STAGES
+    ):
         row = tile * ROWS + tl.arange(0, ROWS)[:, None]
         mask = (row < rows) & (at < columns)
         x_row = x_ptr + _start(row, inner, x_outer, x_stride)
@@ -211,8 +213,8 @@ def _backward(
         dy.tensor, m.tensor, g.tensor, x if weight is None else weight.contiguous(), dx,
         dx if gate is None else dgate, partial, dy.outer_stride, dy.stride, m.outer_stride,
         m.stride, g.outer_stride, g.stride, inner, rows, columns, eps, GATED=gate is not None,
-        WEIGHTED=weight is not None, DWEIGHT=train_weight, ROWS=height, BLOCK=block,
-        num_warps=warps,
+        WEIGHTED=weight is not None, DWEIGHT=train_weight, STAGES=3, ROWS=height,
+        BLOCK=block, num_warps=warps,
     )  # fmt: skip
     if train_weight:
         sum_partials(partial, dweight)

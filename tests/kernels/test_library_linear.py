@@ -93,6 +93,31 @@ def test_plan_fills_the_gpu():
         assert (config["BLOCK_N"] == 256) == widest
 
 
+@pytest.mark.parametrize("m", [1, 16, 17, 64])
+def test_plan_for_few_rows(m):
+    """Slices of K only where a second pass over sums costs less than idle SMs."""
+    for n, width, splits in ((8192, 64, 1), (4096, 32, 1), (50304, 64, 1), (2048, 32, 3)):
+        config, found = gemms._plan(m, n, 8192, False, 132, warpgroups=True)
+        assert (config["BLOCK_N"], found) == (width, splits)
+        assert m <= config["BLOCK_M"] < max(2 * m, 17)
+        bytes_ = 2 * (config["BLOCK_M"] + width) * config["BLOCK_K"] * config["num_stages"]
+        assert bytes_ <= 160 << 10  # in shared memory
+    assert gemms._plan(m, 64, 48, False, 132) == gemms._plan(m, 64, 64, False, 132)
+    assert gemms._plan(65, 8192, 8192, False, 132)[0]["BLOCK_M"] > 64
+
+
+@pytest.mark.parametrize("form", ["plain", "a transposed", "b transposed"])
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 40, 72), (16, 100, 1200), (33, 64, 520)])
+def test_few_rows(device, form, m, n, k):
+    a = torch.randn(m, k, device=device, dtype=torch.bfloat16)
+    b = torch.randn(k, n, device=device, dtype=torch.bfloat16)
+    bias = torch.randn(n, device=device)
+    a = a.T.contiguous().T if form == "a transposed" else a
+    b = b.T.contiguous().T if form == "b transposed" else b
+    out = gemm(a, b, torch.empty(m, n, device=device, dtype=torch.bfloat16), bias=bias)
+    assert relative(out, a.double() @ b.double() + bias.double()) < 5e-3
+
+
 @pytest.mark.parametrize("form", ["plain", "a transposed", "b transposed"])
 def test_widest_tiles(device, form, monkeypatch):
     """The tile that large products get on wgmma, at a size that the emulator can do."""

@@ -1,5 +1,6 @@
 """Shared-memory areas that live at the same time never overlap; the limit is an error."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,12 +8,14 @@ from hypothesis import strategies as st
 from minitriton.ir.builder import i32_attr
 from minitriton.ir.context import use
 from minitriton.ir.diagnostics import CompileError
+from minitriton.ir.dialect import MAX_VALUES
 from minitriton.ir.mlir import ir
 from minitriton.ir.target import Target
 from minitriton.passes import allocate_shared
 from minitriton.passes.allocate_shared import BUFFER_ALIGNMENT, Area, bytes_with, place
 from minitriton.passes.tile_pass import PassOptions
 from minitriton.passes.traversal import int_attribute, kernel_of, walk
+from tests.passes import tile_kernels
 
 areas = st.builds(
     lambda size, first, length: Area(size, first, first + length),
@@ -123,6 +126,30 @@ def test_each_group_of_warps_has_what_is_allocated_after_they_part(after):
     assert each == 256 and total == needed == 512 + 2 * 256
 
 
+def test_each_group_of_warps_has_scratch_of_its_own():
+    """Of two reductions, the one after the warps part is done by both groups at their own pace."""
+    sizes = "array<i32: 1" + ", 0" * (MAX_VALUES - 1) + ">"
+    reduce = f""""mt.reduce"(%v) ({{
+      ^bb0(%x: f32, %y: f32):
+        %z = arith.addf %x, %y : f32
+        "mt.yield"(%z) {{operandSegmentSizes = {sizes}}} : (f32) -> ()
+    }}) {{axis = 0 : i32, operandSegmentSizes = {sizes}, resultSegmentSizes = {sizes}}}
+      : (T64) -> f32
+    """
+    with use():
+        module = parsed(reduce + SPLIT + reduce)
+        top = module.operation
+        top.attributes["mt.consumer_groups"] = i32_attr(2)
+        allocate_shared.run(module, Target.parse("sm_90a"), PassOptions())
+        before, after = (
+            int_attribute(op, "mt.offset")
+            for op in walk(kernel_of(module))
+            if op.name == "mt.reduce"
+        )
+        each, total = (int_attribute(top, f"mt.{name}_bytes") for name in ("group", "shared"))
+    assert 8 <= each <= after and before + 8 <= after and total == after + 2 * each
+
+
 def test_too_much_is_a_table_of_users():
     big = "!mt.mem<tensor<3x32768xf16, {offset = array<i32: 1,2,4,8,16,32,64,128,256,512,1024,2048,4096,8192,16384>}>>"  # noqa: E501
     body = f'%a = "mt.local_alloc"() : () -> {big}\n"mt.local_dealloc"(%a) : ({big}) -> ()\n'
@@ -131,3 +158,11 @@ def test_too_much_is_a_table_of_users():
     text = str(raised.value)
     assert "196608 bytes" in text and "mt.local_alloc" in text and "num_stages" in text
     allocated(body, "sm_90a")
+
+
+def test_reductions_in_a_loop_take_no_barriers_beside_their_own(kernel, names):
+    """Each has scratch of its own, and the barrier inside of one frees that of the other."""
+    kern = kernel(tile_kernels.log_sum_exp, x="*fp32", y="*fp32", n="i32", STAGES=None, BLOCK=256)
+    x = np.random.default_rng(3).standard_normal(1000).astype(np.float32)
+    module = kern.check([x, np.zeros(1, np.float32)], [1000])
+    assert names(module).count("mt.reduce") == 2 and "mt.barrier" not in names(module)

@@ -233,3 +233,48 @@ def matmul_with_a_call(a, b, c, K, offset, CALL: tl.constexpr, B: tl.constexpr):
     if CALL == 4:
         acc = tl.sin(acc) / K
     tl.store(c + first + r[:, None] * B + r[None, :], acc)
+
+
+def log_sum_exp(x, y, n, STAGES: tl.constexpr, BLOCK: tl.constexpr):
+    """Of each row of one program, block after block."""
+    top, total = -1e30, 0.0
+    for start in tl.range(0, n, BLOCK, num_stages=STAGES):
+        at = start + tl.arange(0, BLOCK)
+        value = tl.load(x + at, mask=at < n, other=float("-inf"))
+        higher = tl.maximum(top, tl.max(value, axis=0))
+        total = total * tl.exp(top - higher) + tl.sum(tl.exp(value - higher), axis=0)
+        top = higher
+    tl.store(y, top + tl.log(total))
+
+
+def scaled_rows(x, scale, y, total, rows, n, STAGES: tl.constexpr, BLOCK: tl.constexpr):
+    """Stores each row times its scale, and the sum of all rows in the end."""
+    at = tl.arange(0, BLOCK)
+    acc = tl.zeros((BLOCK,), tl.float32)
+    for row in tl.range(0, rows, num_stages=STAGES):
+        value = tl.load(x + row * n + at, mask=at < n, other=1.0)
+        tl.store(y + row * n + at, tl.load(scale + row) * value, mask=at < n)
+        acc += value
+    tl.store(total + at, acc)
+
+
+def rows_of_a_table(table, x, w, y, rows, BLOCK: tl.constexpr):
+    """Sum of the rows of x that a table names, each times w."""
+    at = tl.arange(0, BLOCK)
+    acc = tl.zeros((BLOCK,), tl.float32)
+    for i in tl.range(0, rows, num_stages=3):
+        acc += tl.load(x + tl.load(table + i) * BLOCK + at) * tl.load(w + at)
+    tl.store(y + at, acc)
+
+
+def block_sums(
+    x, y, parts, columns, STAGES: tl.constexpr, R: tl.constexpr, C: tl.constexpr
+):  # fmt: skip
+    """Sum over the rows of a matrix with at most C columns."""
+    at = tl.arange(0, C)
+    acc = tl.zeros((R, C), tl.float32)
+    for first in tl.range(0, parts, R, num_stages=STAGES):
+        row = first + tl.arange(0, R)[:, None]
+        inside = (row < parts) & (at[None, :] < columns)
+        acc += tl.load(x + row * columns + at[None, :], mask=inside, other=0.0)
+    tl.store(y + at, tl.sum(acc, 0))

@@ -1,4 +1,4 @@
-"""Which assembler a kernel goes to: setmaxnreg only has an effect through ptxas."""
+"""Which assembler a kernel goes to: a ptxas where there is one, for it needs fewer registers."""
 
 from __future__ import annotations
 
@@ -63,22 +63,45 @@ def test_no_wheel_that_will_do(
 
 
 @pytest.mark.parametrize(
-    ("ptx", "bundled", "own", "used"),
+    ("bundled", "own", "used"),
     [
-        ("setmaxnreg.inc", "/bundled", "", "/bundled"),
-        ("setmaxnreg.inc", "", "", "nvJitLink"),
-        ("setmaxnreg.inc", "/bundled", "/own", "/own"),
-        ("ret;", "/bundled", "", "nvJitLink"),
-        ("ret;", "/bundled", "/own", "/own"),
+        ("/bundled", "", "/bundled"),
+        ("", "", "nvJitLink"),
+        ("/bundled", "/own", "/own"),
     ],
 )
 def test_which_one_assembles(
-    ptx: str, bundled: str, own: str, used: str, monkeypatch: pytest.MonkeyPatch
+    bundled: str, own: str, used: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run(name: str, *_: Any) -> tuple[bytes, str]:
         return name.encode(), ""
 
     monkeypatch.setattr(assembler, "bundled_ptxas", lambda: bundled)
+    monkeypatch.setattr(assembler, "_run_ptxas", run)
+    monkeypatch.setattr(assembler, "_run_nvjitlink", lambda *_: run("nvJitLink"))
+    assert assembler.assemble("ret;", "sm_90a", "k", ptxas=own).cubin.decode() == used
+
+
+@pytest.mark.parametrize(
+    ("ptx", "own", "spilled", "used"),
+    [
+        ("ret;", "", {}, "/bundled"),
+        ("ret;", "", {"/bundled": 8}, "nvJitLink"),
+        ("ret;", "", {"/bundled": 8, "nvJitLink": 4}, "/bundled"),
+        ("ret;", "/own", {"/own": 8}, "/own"),
+        ("setmaxnreg.inc", "", {"/bundled": 8}, "/bundled"),
+    ],
+)
+def test_nvjitlink_where_it_does_not_spill(
+    ptx: str, own: str, spilled: dict[str, int], used: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(name: str, *_: Any) -> tuple[bytes, str]:
+        frame = (
+            f"0 bytes stack frame, {spilled.get(name, 0)} bytes spill stores, 0 bytes spill loads"
+        )
+        return name.encode(), f"Function properties for k\n{frame}"
+
+    monkeypatch.setattr(assembler, "bundled_ptxas", lambda: "/bundled")
     monkeypatch.setattr(assembler, "_run_ptxas", run)
     monkeypatch.setattr(assembler, "_run_nvjitlink", lambda *_: run("nvJitLink"))
     assert assembler.assemble(ptx, "sm_90a", "k", ptxas=own).cubin.decode() == used

@@ -86,7 +86,7 @@ def layer_norm_kernel(
 @triton.jit
 def layer_norm_backward_kernel(
     dy_ptr, x_ptr, w_ptr, mean_ptr, rstd_ptr, dx_ptr, dw_part_ptr, db_part_ptr,
-    stride, rows, n, BLOCK: tl.constexpr,
+    stride, rows, n, STAGES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Gradient of x, and one partial sum a program of those of weight and bias."""
     program = tl.program_id(0)
@@ -95,7 +95,7 @@ def layer_norm_backward_kernel(
     w = tl.load(w_ptr + cols, mask=mask, other=0.0).to(tl.float32)
     dw = tl.zeros((BLOCK,), tl.float32)
     db = tl.zeros((BLOCK,), tl.float32)
-    for row in range(program, rows, tl.num_programs(0)):
+    for row in tl.range(program, rows, tl.num_programs(0), num_stages=STAGES):
         x = tl.load(x_ptr + row * stride + cols, mask=mask, other=0.0).to(tl.float32)
         dy = tl.load(dy_ptr + row * stride + cols, mask=mask, other=0.0).to(tl.float32)
         mean = tl.load(mean_ptr + row)
@@ -125,7 +125,8 @@ def rms_norm_kernel(x_ptr, y_ptr, w_ptr, rstd_ptr, stride, n, eps, BLOCK: tl.con
 
 @triton.jit
 def rms_norm_backward_kernel(
-    dy_ptr, x_ptr, w_ptr, rstd_ptr, dx_ptr, dw_part_ptr, stride, rows, n, BLOCK: tl.constexpr
+    dy_ptr, x_ptr, w_ptr, rstd_ptr, dx_ptr, dw_part_ptr, stride, rows, n,
+    STAGES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Gradient of x, and one partial sum a program of that of the weight."""
     program = tl.program_id(0)
@@ -133,7 +134,7 @@ def rms_norm_backward_kernel(
     mask = cols < n
     w = tl.load(w_ptr + cols, mask=mask, other=0.0).to(tl.float32)
     dw = tl.zeros((BLOCK,), tl.float32)
-    for row in range(program, rows, tl.num_programs(0)):
+    for row in tl.range(program, rows, tl.num_programs(0), num_stages=STAGES):
         x = tl.load(x_ptr + row * stride + cols, mask=mask, other=0.0).to(tl.float32)
         dy = tl.load(dy_ptr + row * stride + cols, mask=mask, other=0.0).to(tl.float32)
         rstd = tl.load(rstd_ptr + row)
@@ -149,10 +150,12 @@ def rms_norm_backward_kernel(
 def column_sum_kernel(
     part_ptr, out_ptr, parts, n, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr
 ):  # fmt: skip
-    """Sum over the rows of [parts, n]."""
+    """Sums over the rows of matrices [parts, n], one after the other."""
     cols = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
+    part_ptr += tl.program_id(1) * parts * n
+    out_ptr += tl.program_id(1) * n
     total = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
-    for start in range(0, parts, BLOCK_R):
+    for start in tl.range(0, parts, BLOCK_R, num_stages=3):
         rows = start + tl.arange(0, BLOCK_R)
         inside = (rows[:, None] < parts) & (cols[None, :] < n)
         total += tl.load(part_ptr + rows[:, None] * n + cols[None, :], mask=inside, other=0.0)
