@@ -28,7 +28,11 @@ def test_loss_and_gradient(device, shape, dtype):
     (expected * 3).backward()
     assert loss.dtype == torch.float32 and loss.dim() == 0
     assert abs(loss.item() - expected.item()) < 2e-6 * max(1, abs(expected.item()))
-    assert logits.grad.dtype == dtype and relative(logits.grad, exact.grad) < BOUNDS[dtype]
+    assert logits.grad.dtype == dtype
+    if shape[1] == 1:  # the gradient is zero: 1 - exp(0), with one rounding of the argument
+        assert logits.grad.abs().max() < 5e-7
+    else:
+        assert relative(logits.grad, exact.grad) < BOUNDS[dtype]
 
 
 def test_small_probabilities_are_exact(device):
