@@ -213,7 +213,7 @@ def _backward(
         dy.tensor, m.tensor, g.tensor, x if weight is None else weight.contiguous(), dx,
         dx if gate is None else dgate, partial, dy.outer_stride, dy.stride, m.outer_stride,
         m.stride, g.outer_stride, g.stride, inner, rows, columns, eps, GATED=gate is not None,
-        WEIGHTED=weight is not None, DWEIGHT=train_weight, STAGES=3, ROWS=height,
+        WEIGHTED=weight is not None, DWEIGHT=train_weight, STAGES=2, ROWS=height,
         BLOCK=block, num_warps=warps,
     )  # fmt: skip
     if train_weight:
