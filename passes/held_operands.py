@@ -28,7 +28,7 @@ from minitriton.passes.traversal import (
 )
 from minitriton.passes.warpgroup_dots import fits
 
-REGISTERS = 192  # per thread, for results and operands of the dots of a loop, of some 240
+REGISTERS = 168  # per thread, for results and operands of the dots of a loop, of some 240
 _MOVES = ("mt.convert_layout", "mt.trans")
 
 

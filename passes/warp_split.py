@@ -38,7 +38,7 @@ CONSUMER_WARPS = 8
 # on an H200; more where arithmetic between dots can hide behind other CTAs.
 ONE_DOT_PRODUCTS, PRODUCTS = 1 << 20, 1 << 21
 MAX_RESULTS = 192  # registers per thread for the results of all dots of a loop, of 240
-PIECE_BYTES = 8 * 1024  # of a group's tile on its way out, by TMA; the other multiplies meanwhile
+PIECE_BYTES = 16 * 1024  # of all groups' tiles on their way out, by TMA, at least
 BARRIER_BYTES = 1024  # all mbarriers of a kernel, at most
 
 
@@ -188,8 +188,8 @@ class WarpSplit:
             if op.name == "mt.local_alloc":
                 buffers += buffer_bytes(op.results[0].type)
             elif not _becomes_a_read(op) and (found := scratch_of(op)) is not None:
-                few = self._groups > 1 and _is_stored(op)
-                scratch = max(scratch, min(found.bytes, PIECE_BYTES) if few else found.bytes)
+                least = PIECE_BYTES // self._groups if _is_stored(op) else found.bytes
+                scratch = max(scratch, min(found.bytes, least))
         alignment = max(s.alignment for s in staged)
         return self._target.max_shared_bytes - self._groups * scratch - buffers - alignment
 
