@@ -46,7 +46,8 @@ def launch_cost(rounds: int = 20, launches: int = 2000) -> dict[str, float]:
 CHILD = """
 import sys, time, json, os, torch
 from minitriton.bench import sources
-rows, products = (sources.load(name, sys.argv[1]) for name in ("rows", "products"))
+names = "rows", "products", "attentions"
+rows, products, attentions = (sources.load(name, sys.argv[1]) for name in names)
 dev = os.environ["DEV"]
 x = torch.randn(4096, device=dev); y = torch.randn(4096, device=dev); out = torch.empty_like(x)
 a = torch.randn(256, 256, device=dev).to(torch.bfloat16)
@@ -56,10 +57,17 @@ def sync():
 def timed(f):
     sync(); s = time.perf_counter(); f(); sync(); return time.perf_counter() - s
 def add(): rows.add_kernel[(4,)](x, y, out, 4096, BLOCK=1024)
-def mm(num_warps=8):
+def mm(block_n=128, num_warps=8, num_stages=3):
     products.matmul_kernel[(4,)](
-        a, a, c, 256, 256, 256, 256, 1, 256, 1, 256, 1,
-        BLOCK_M=128, BLOCK_N=128, BLOCK_K=64, GROUP_M=8, num_warps=num_warps, num_stages=3,
+        a, a, c, 256, 256, 256, 256, 1, 256, 1, 256, 1, BLOCK_M=128, BLOCK_N=block_n, BLOCK_K=64,
+        GROUP_M=8, num_warps=num_warps, num_stages=num_stages,
+    )
+q = torch.randn(1, 256, 1, 128, device=dev).to(torch.bfloat16)
+def attend(num_warps, num_stages):
+    attentions.attention_kernel[(2, 1)](
+        q, q, q, torch.empty_like(q), x, 0.1, 1, 256, *q.stride()[:3], *q.stride()[:3],
+        HEAD_DIM=128, BLOCK_M=128, BLOCK_N=128, GROUP=1, CAUSAL=True, num_warps=num_warps,
+        num_stages=num_stages,
     )
 def soft(n=1024, **options):
     rows.softmax_kernel[(4,)](out, x, 1024, 1024, n, BLOCK=1024, **options)
@@ -70,6 +78,9 @@ if sys.argv[2] == "cold":
     r["process warm: add"] = timed(lambda: rows.add_kernel[(4,)](x, y, out, 4096, BLOCK=512))
     timed(mm)
     r["process warm: matmul 128x128x64"] = timed(lambda: mm(num_warps=4))
+    r["process warm: matmul 128x256x64"] = timed(lambda: mm(256, num_stages=4))
+    attend(4, 2)
+    r["process warm: attention 128x128"] = timed(lambda: attend(8, 2))
 print(json.dumps(r))
 """
 
