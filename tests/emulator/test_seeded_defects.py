@@ -170,7 +170,7 @@ LEAST = {
     "matmul in tf32, specialised": 50,
     "attention, specialised": 60,
     "warp-specialised": 60,
-    "rows": 15,
+    "rows": 10,
     "turns": 10,
 }
 

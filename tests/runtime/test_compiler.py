@@ -165,6 +165,7 @@ def test_assembling_is_deterministic_and_reports(axpy_ptx: str) -> None:
 
 
 def test_old_assemblers_are_refused(axpy_ptx: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assembler, "bundled_ptxas", lambda: "")
     monkeypatch.setattr(assembler, "loaded_version", lambda: (13, 0))
     with pytest.raises(assembler.AssemblerError, match=r"13\.0 is too old.*MINITRITON_PTXAS"):
         assembler.assemble(axpy_ptx, "sm_80", "axpy")
