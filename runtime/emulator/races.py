@@ -26,6 +26,7 @@ _BULK_HINT = "wait for the phase of the mbarrier that the copy completes"
 _STORE_HINT = (
     "wait with cp.async.bulk.wait_group.read and then a barrier before the bytes are written"
 )
+_END_HINT = "all CTAs must pass a barrier.cluster after the last such access"
 _CHUNK = 4  # log2 of the bytes that wgmma and bulk copies move together
 
 
@@ -34,9 +35,9 @@ class RaceDetector:
 
     def __init__(self, chunk: Any) -> None:
         self.c = chunk
-        self.warps = chunk.padded // 32
-        self.clocks = Clocks(chunk.ctas, self.warps)
-        ctas, granule = chunk.ctas, chunk.launch.granule
+        ctas, granule, size = chunk.ctas, chunk.launch.granule, chunk.grid.size
+        self.clocks = Clocks(ctas // size, chunk.padded // 32, size)
+        self.warps = self.clocks.warps  # of a cluster
         self.shift = SHIFT[granule]
         self.per_cta = chunk.shared.stride >> self.shift
         size = ctas * self.per_cta
@@ -53,8 +54,8 @@ class RaceDetector:
         self.store_reads = np.zeros((size >> _CHUNK - self.shift) + 1, np.int32)
         self.storing = False
         #: Per warp, the clock up to which async units see its writes, and its mbarrier.init.
-        self.fenced = np.zeros(ctas * self.warps, np.int32)
-        self.init_fenced = np.zeros(ctas * self.warps, np.int32)
+        self.fenced = np.zeros(chunk.L >> 5, np.int32)
+        self.init_fenced = np.zeros(chunk.L >> 5, np.int32)
 
     def _cells(self, lanes: Any, at: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
         """(warp of chunk, granule) of every granule touched, flattened granule-major."""
@@ -172,7 +173,7 @@ class RaceDetector:
     ) -> None:
         """An asynchronous unit sees a thread's writes only after a proxy fence of that thread."""
         writer = self.write_agent.take(cell)
-        mine = self.clocks.cta[warp] * self.warps + np.minimum(writer, self.warps - 1)
+        mine = self.clocks.cluster[warp] * self.warps + np.minimum(writer, self.warps - 1)
         bad = (writer < self.warps) & (self.write_clock.take(cell) > self.fenced[mine])
         if bad.any():
             what, hint = "write that no fence.proxy.async followed", _FENCE_HINT
@@ -214,13 +215,17 @@ class RaceDetector:
         k = int(np.flatnonzero(bad)[0])
         code = self.c.launch.program.code
         rival = code[int(pcs[cell[k]])] if pcs is not None else ins
-        offset = int(cell[k] % self.per_cta) << self.shift
+        cta, offset = divmod(int(cell[k]), self.per_cta)
+        offset <<= self.shift
+        place = ""
+        if cta != self.c.cta_of_lane[warp[k] * 32]:
+            place = f" of CTA {self.c.cta_name(cta)}"
         where = f"PTX line {rival.line}"
         if rival.loc:
             where = f"{rival.loc[0]}:{rival.loc[1]}:{rival.loc[2]} ({where})"
         message = (
-            f"{verb} of shared memory at offset {offset:#x} is not ordered after the {other} at "
-            f"{where}; {int(bad.sum())} words affected"
+            f"{verb} of shared memory{place} at offset {offset:#x} is not ordered after the "
+            f"{other} at {where}; {int(bad.sum())} words affected"
         )
         lanes = np.unique(warp[bad]) * 32
         raise error(
@@ -250,7 +255,38 @@ class RaceDetector:
         """The mbarriers that these warps initialised are visible to async units."""
         warps = np.unique(lanes >> 5)
         self.init_fenced[warps] = self.clocks.own(warps)
-        self.clocks.tick(warps)
+        self.clocks.fence(lanes)
+
+    def release_fence(self, lanes: np.ndarray) -> None:
+        """What these warps know goes with their relaxed arrivals."""
+        self.clocks.fence(lanes)
+
+    def ended(self, ctas: np.ndarray) -> None:
+        """CTAs of clusters end: every access of others must come before the end of a warp."""
+        clocks, width = self.clocks, self.c.padded >> 5
+        for cta in ctas:
+            warps = np.arange(cta * width, (cta + 1) * width)
+            known = clocks.table[warps].max(0)[: self.warps]
+            others = np.flatnonzero(clocks.rank[: self.warps] != clocks.rank[warps[0]])
+            cells = np.arange(cta * self.per_cta, (cta + 1) * self.per_cta)
+            writer = np.minimum(self.write_agent[cells], self.warps - 1)
+            foreign = np.isin(self.write_agent[cells], others)
+            late = foreign & (self.write_clock[cells] > known[writer])
+            if late.any():
+                self._outlived(cta, int(writer[late][0]), self.write_pc[cells[late][0]])
+            late = self.reads[np.ix_(cells, others)] > known[others]
+            if late.any():
+                k, j = np.argwhere(late)[0]
+                self._outlived(cta, int(others[j]), self.read_pc[cells[k]])
+
+    def _outlived(self, cta: int, agent: int, pc: int) -> None:
+        first = int(cta // self.clocks.size) * self.warps
+        ins, lane = self.c.launch.program.code[int(pc)], (first + agent) * 32
+        message = (
+            f"CTA {self.c.cta_name(int(cta))} may end before this access to its shared memory by "
+            f"another CTA"
+        )
+        raise error(SharedRace, ins, self.c, [lane], message, _END_HINT)
 
     # -- mbarriers
     def object_made(self, ins: Ins, lanes: np.ndarray, at: np.ndarray) -> None:
@@ -262,7 +298,7 @@ class RaceDetector:
         warp, cell = self._cells(lanes, at, 8)
         self._check_writes(ins, warp, cell, "use of an mbarrier", None)
         if by_copy:
-            mine = self.clocks.cta[warp] * self.warps + self.write_agent.take(cell)
+            mine = self.clocks.cluster[warp] * self.warps + self.write_agent.take(cell)
             seen = np.maximum(self.fenced[mine], self.init_fenced[mine])
             bad = self.write_clock.take(cell) > seen
             if bad.any():
@@ -324,6 +360,10 @@ class RaceDetector:
     def store_done(self, ins: Ins, lanes: np.ndarray, chunks: np.ndarray) -> None:
         """The issuing threads have waited: these are reads of theirs like others."""
         self._record_read(ins, *self._chunk_cells(lanes, chunks))
+        self.source_read(chunks)
+
+    def source_read(self, chunks: np.ndarray) -> None:
+        """A bulk copy has read chunks [lanes, n]."""
         np.subtract.at(self.store_reads, chunks.reshape(-1) >> _CHUNK, 1)
 
     # -- wgmma
