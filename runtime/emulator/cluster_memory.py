@@ -48,7 +48,7 @@ def cluster_sizes(program: Program, asked: Sequence[int] | None, grid: Sizes) ->
             raise LaunchError(f"{program.name} must be launched in clusters", hint=hint)
         return None
     x, y, z = sizes
-    count, limit = x * y * z, min(_PORTABLE, *facts.get("maxclusterrank", ()))
+    count, limit = x * y * z, min((_PORTABLE, *facts.get("maxclusterrank", ())))
     if min(sizes) < 1 or count > limit:
         raise LaunchError(f"clusters {tuple(sizes)} of {count} CTAs (limit {limit})")
     if any(n % k for n, k in zip(grid, sizes, strict=True)):
