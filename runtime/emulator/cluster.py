@@ -37,6 +37,8 @@ class ClusterBarrier:
         if c.race is not None and self.thing < 0:
             self.thing = c.race.clocks.add_object()
         if c.race is not None:
+            if releases:
+                c.race.release_to_cluster(lanes)
             c.race.clocks.release(lanes, np.full(len(lanes), self.thing), fenced=not releases)
         self.recheck()
 

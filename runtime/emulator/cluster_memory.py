@@ -122,7 +122,7 @@ class ClusterMemory:
                 raise error(OutOfBounds, ins, c, lanes[remote], message, hint)
             gone = remote & ~c.live.reshape(c.ctas, -1).any(1)[cta]
             if gone.any():
-                message = f"shared memory of {c.cta_name(int(cta[gone][0]))}, a CTA that has ended"
+                message = f"shared memory of CTA {c.cta_name(int(cta[gone][0]))}, which has ended"
                 hint = "all CTAs must pass a barrier.cluster after the last such access"
                 raise error(OutOfBounds, ins, c, lanes[gone], message, hint)
         return np.where(a >> _RANK_SHIFT > 0, a & _OFFSETS, a), cta

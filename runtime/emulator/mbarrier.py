@@ -177,8 +177,10 @@ class Mbarriers:
         self.waiting[lanes] = -1
         c.unpark(lanes)
 
-    def release(self, lanes: np.ndarray, slot: np.ndarray) -> None:
+    def release(self, lanes: np.ndarray, slot: np.ndarray, to_cluster: bool) -> None:
         if self.c.race is not None:
+            if to_cluster:
+                self.c.race.release_to_cluster(lanes)
             self.c.race.clocks.release(lanes, self.thing[slot])
 
     def acquire(self, lanes: np.ndarray, slot: np.ndarray) -> None:
@@ -254,7 +256,7 @@ def _arrive(ins: Ins) -> Step:
         if c.uninit is not None and isinstance(dest, Reg):
             c.uninit.written(dest.index, ix)
         if releases:
-            state.release(lanes, slot)
+            state.release(lanes, slot, "cluster" in ins.mods)
         state.arrive(ins, lanes, slot, number)
 
     return run

@@ -26,6 +26,7 @@ _BULK_HINT = "wait for the phase of the mbarrier that the copy completes"
 _STORE_HINT = (
     "wait with cp.async.bulk.wait_group.read and then a barrier before the bytes are written"
 )
+_RELEASE_HINT = "a release at the scope of the cluster, or a barrier.cluster, must follow the write"
 _END_HINT = "all CTAs must pass a barrier.cluster after the last such access"
 _CHUNK = 4  # log2 of the bytes that wgmma and bulk copies move together
 
@@ -46,6 +47,10 @@ class RaceDetector:
         self.write_pc = np.zeros(size, np.int32)
         self.reads = np.zeros((size, self.clocks.readers), np.int32)
         self.read_pc = np.zeros(size, np.int32)
+        #: In clusters, the last read by a warp of another CTA.
+        self.remote_pc = np.zeros(size, np.int32) if chunk.grid.size > 1 else None
+        #: Per warp, the clock up to which other CTAs of its cluster may see its writes.
+        self.released = np.zeros(chunk.L >> 5, np.int32)
         self.in_flight = np.zeros(size, bool)
         self.flying = False
         self.atomic_write = np.zeros(size, bool)
@@ -84,6 +89,8 @@ class RaceDetector:
         place = cell * self.reads.shape[1] + self.clocks.local[warp]
         self.reads.reshape(-1)[place] = self.clocks.own(warp)
         self.read_pc[cell] = ins.pc
+        if self.remote_pc is not None:
+            self.remote_pc[cell[cell // self.per_cta != self.c.cta_of_lane[warp << 5]]] = ins.pc
 
     def write(
         self, ins: Ins, c: Any, ix: Any, at: np.ndarray, n: int, value: np.ndarray | None
@@ -148,6 +155,18 @@ class RaceDetector:
             copied = self.write_agent[cell[bad.argmax()]] >= self.clocks.readers
             what, hint = ("bulk copy", _BULK_HINT) if copied else ("write", _HINT)
             self._report(ins, warp, cell, bad, verb, what, self.write_pc, hint)
+        if self.remote_pc is not None and verb == "read":
+            self._check_released(ins, warp, cell)
+
+    def _check_released(self, ins: Ins, warp: np.ndarray, cell: np.ndarray) -> None:
+        """Other CTAs see a thread's writes only after a release at the scope of the cluster."""
+        writer, cta = self.write_agent.take(cell), self.c.cta_of_lane
+        mine = self.clocks.cluster[warp] * self.warps + np.minimum(writer, self.warps - 1)
+        bad = (writer < self.warps) & (cta[mine << 5] != cta[warp << 5])
+        bad &= self.write_clock.take(cell) > self.released[mine]
+        if bad.any():
+            what = "write that was not released to the cluster"
+            self._report(ins, warp, cell, bad, "read", what, self.write_pc, _RELEASE_HINT)
 
     def _check_reads(
         self, ins: Ins, warp: np.ndarray, cell: np.ndarray, changed: Any, verb: str = "write"
@@ -259,10 +278,19 @@ class RaceDetector:
 
     def release_fence(self, lanes: np.ndarray) -> None:
         """What these warps know goes with their relaxed arrivals."""
+        self.release_to_cluster(lanes)
         self.clocks.fence(lanes)
+
+    def release_to_cluster(self, lanes: np.ndarray) -> None:
+        """Other CTAs may see the writes that these warps know of."""
+        if self.remote_pc is not None:
+            warps = np.unique(lanes >> 5)
+            known = self.clocks.table[warps, : self.warps]
+            np.maximum.at(self.released.reshape(-1, self.warps), self.clocks.cluster[warps], known)
 
     def ended(self, ctas: np.ndarray) -> None:
         """CTAs of clusters end: every access of others must come before the end of a warp."""
+        assert self.remote_pc is not None
         clocks, width = self.clocks, self.c.padded >> 5
         for cta in ctas:
             warps = np.arange(cta * width, (cta + 1) * width)
@@ -277,7 +305,7 @@ class RaceDetector:
             late = self.reads[np.ix_(cells, others)] > known[others]
             if late.any():
                 k, j = np.argwhere(late)[0]
-                self._outlived(cta, int(others[j]), self.read_pc[cells[k]])
+                self._outlived(cta, int(others[j]), self.remote_pc[cells[k]])
 
     def _outlived(self, cta: int, agent: int, pc: int) -> None:
         first = int(cta // self.clocks.size) * self.warps
@@ -330,10 +358,20 @@ class RaceDetector:
         self._check_writes(ins, warp, cell, "copy", None)
         self._check_reads(ins, warp, cell, None, "copy")
         self._check_fenced(ins, warp, cell, "copy", "the copy")
+        if self.remote_pc is not None:
+            self._check_same_target(ins, warp, cell)
         self._record_write(ins, warp, cell)
         self.reads[cell] = 0  # what comes after this write comes after them
         self.in_flight[cell] = self.flying = True
         self.atomic_write[cell] = False
+
+    def _check_same_target(self, ins: Ins, warp: np.ndarray, cell: np.ndarray) -> None:
+        """Copies that CTAs of a cluster issue at once to one place."""
+        order = np.arange(len(cell), dtype=np.int32)
+        self.scratch[cell] = order
+        clash = self.scratch[cell] != order
+        if clash.any():
+            self._report(ins, warp, cell, clash, "copy", "copy by another thread", None, _BULK_HINT)
 
     def bulk_land(
         self, lanes: np.ndarray, chunks: np.ndarray, thing: np.ndarray, phase: np.ndarray
