@@ -9,13 +9,14 @@ from __future__ import annotations
 import numpy as np
 
 from minitriton.runtime.emulator import Allocation, Emulator, Report, TensorMap, parameter
+from tests.emulator.defects import Policy, Trial
 from tests.emulator.ptx_harness import HEADER, REGISTERS
 from tests.emulator.tma_harness import LOAD_2D, aligned, init_barriers, wait
 
 ROWS, COLUMNS = 128, 16  # of a CTA's tile
 TILES, STEPS = 2, 5  # tiles along N, one after the other, and K blocks of 64 elements in each
 _A, _B = ROWS * 128, COLUMNS * 128  # bytes of a stage's operands: rows of 128 bytes
-_STAGE, _STAGES = _A + _B, 2
+STAGE, _STAGES = _A + _B, 2
 _N = TILES * COLUMNS
 _PRODUCT = (
     "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 "
@@ -48,8 +49,8 @@ PRODUCE:
     // <empty>
     {wait("%r27", "%r29")}
     // </empty>
-    mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r25], {_STAGE}; // expect
-    mad.lo.u32 %r26, %r20, {_STAGE}, %r10;
+    mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r25], {STAGE}; // expect
+    mad.lo.u32 %r26, %r20, {STAGE}, %r10;
     shl.b32 %r28, %r22, 6;
     shl.b32 %r30, %r42, 7;
     {LOAD_2D} [%r26], [%d20, {{%r28, %r30}}], [%r25];
@@ -89,7 +90,7 @@ CONSUME:
     // <full>
     {wait("%r25", "%r21")}
     // </full>
-    mad.lo.u32 %r26, %r20, {_STAGE}, %r10;
+    mad.lo.u32 %r26, %r20, {STAGE}, %r10;
     add.u32 %r31, %r26, {_A};
     mad.lo.u32 %r26, %r5, {64 * 128}, %r26;
     shr.u32 %r26, %r26, 4;
@@ -127,7 +128,7 @@ PTX = f"""{HEADER}
 .visible .entry k(.param .align 64 .b8 m0[128], .param .align 64 .b8 m1[128], .param .u64 out)
     .reqntid 384, 1, 1 .minnctapersm 1 .explicitcluster .reqnctapercluster 2, 1, 1
 {{{REGISTERS}
-    .shared .align 1024 .b8 tile[{_STAGES * _STAGE}];
+    .shared .align 1024 .b8 tile[{_STAGES * STAGE}];
     .shared .align 8 .b8 bars[{16 * _STAGES}];
     mov.b64 %d20, m0;
     cvta.param.u64 %d20, %d20;
@@ -164,15 +165,17 @@ END:
 """
 
 
-def multiply(ptx: str | Emulator, clusters: int = 3, **options: object) -> tuple[float, Report]:
-    """The largest error of a product of random fp16 matrices, and the launch's report."""
-    rng = np.random.default_rng(clusters)
+def multiply(
+    ptx: str | Emulator, clusters: int, seed: int, policy: Policy, max_steps: int | None = None
+) -> tuple[bool, Report]:
+    """Whether a product of matrices of small integers is right, and the launch's report."""
+    rng = np.random.default_rng(seed)
     depth, rows = 64 * STEPS, 2 * ROWS * clusters
     matrices, maps = [], []
     for height, box in ((rows, ROWS), (_N, COLUMNS // 2)):
         raw = aligned(2 * depth * height)
         matrix = raw.view(np.float16).reshape(height, depth)
-        matrix[:] = rng.standard_normal((height, depth))
+        matrix[:] = rng.integers(-3, 4, (height, depth))
         matrices.append(matrix)
         address = raw.ctypes.data
         maps.append(TensorMap(address, 2, (depth, height), (2 * depth,), (64, box), 128))
@@ -184,7 +187,16 @@ def multiply(ptx: str | Emulator, clusters: int = 3, **options: object) -> tuple
         block=(384, 1, 1),
         params=[*(m.pack() for m in maps), parameter(out.ctypes.data)],
         allocations=[Allocation(a.ctypes.data, a.nbytes) for a in (*matrices, out)],
-        **options,  # type: ignore[arg-type]
+        landing=policy.landing,
+        schedule=policy.schedule,
+        seed=policy.seed,
+        max_steps=max_steps,
     )
-    a, b = (m.astype(np.float64) for m in matrices)
-    return float(np.abs(out - a @ b.T).max()), report
+    a, b = (m.astype(np.float32) for m in matrices)
+    return bool((out == a @ b.T).all()), report
+
+
+def load(ptx: str) -> Trial:
+    """Trials of one cluster's product."""
+    program = Emulator(ptx)
+    return lambda seed, policy: multiply(program, 1, seed, policy)[0]

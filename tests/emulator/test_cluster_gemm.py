@@ -16,7 +16,8 @@ from minitriton.runtime.emulator import (
     SharedRace,
     UninitialisedRead,
 )
-from tests.emulator.cluster_gemm import _STAGE, PTX, multiply
+from tests.emulator.cluster_gemm import PTX, STAGE, multiply
+from tests.emulator.defects import Policy
 
 POLICIES = [("late", "round_robin"), ("early", "reverse"), ("random", "random")]
 
@@ -26,9 +27,9 @@ def test_matmul(landing: str, schedule: str) -> None:
     assembler.assemble(PTX, "sm_90a", "k")
     program = Emulator(PTX)
     for clusters in (1, 8):  # 8: two chunks
-        error, report = multiply(program, clusters, landing=landing, schedule=schedule)
-        assert error < 1e-4
-        assert report.bytes["load_bulk"] == 2 * clusters * 2 * 5 * _STAGE
+        right, report = multiply(program, clusters, clusters, Policy(landing, schedule))
+        assert right
+        assert report.bytes["load_bulk"] == 2 * clusters * 2 * 5 * STAGE
         assert report.chunks == (1 if clusters == 1 else 2)
 
 
@@ -48,10 +49,10 @@ DEFECTS: dict[str, tuple[str, Any, str | None]] = {
         (SharedRace, OutOfBounds), "may end|has ended"),
     "no init fence": (_edit(r"fence.mbarrier_init.release.cluster;", ""), SharedRace, None),
     "own bytes only": (
-        _edit(rf"{_STAGE}; // expect", f"{_STAGE - 1024}; // expect"),
+        _edit(rf"{STAGE}; // expect", f"{STAGE - 1024}; // expect"),
         (MbarrierMisuse, SharedRace, UninitialisedRead), None),
     "too many bytes": (
-        _edit(rf"{_STAGE}; // expect", f"{_STAGE + 1024}; // expect"),
+        _edit(rf"{STAGE}; // expect", f"{STAGE + 1024}; // expect"),
         Deadlock, "1024 bytes outstanding"),
     "multicast to one": (_edit("3; // mask", "1; // mask"), Deadlock, "bytes outstanding"),
     "multicast to three": (_edit("3; // mask", "7; // mask"), OutOfBounds, "cluster of 2"),
@@ -75,4 +76,4 @@ DEFECTS: dict[str, tuple[str, Any, str | None]] = {
 def test_defects_are_found(name: str, landing: str, schedule: str) -> None:
     ptx, error, message = DEFECTS[name]
     with pytest.raises(error, match=message):
-        multiply(ptx, 2, landing=landing, schedule=schedule, max_steps=100_000)
+        multiply(ptx, 2, 0, Policy(landing, schedule), max_steps=100_000)

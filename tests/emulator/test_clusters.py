@@ -393,6 +393,41 @@ def test_defects_of_multicast(
         run_multicast(pair(MULTICAST.replace(old, new)), landing=landing, schedule=schedule)
 
 
+EXPECT = "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r11], 1024; // expect"
+OTHERS = "mapa.shared::cluster.u32 %r20, %r11, %r41;"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64 _, [%r20], 1024;",
+        "mbarrier.expect_tx.relaxed.cluster.shared::cluster.b64 [%r20], 1024;"
+        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r20], 1;",
+    ],
+)
+def test_bytes_expected_for_the_other_cta(text: str) -> None:
+    assert run_multicast(assembles(MULTICAST.replace(EXPECT, OTHERS + text)))
+    with pytest.raises((MbarrierMisuse, Deadlock)):
+        run_multicast(pair(MULTICAST.replace(EXPECT, OTHERS + text.replace("1024", "1040"))))
+
+
+@pytest.mark.parametrize(("landing", "schedule"), POLICIES)
+def test_multicast_of_straight_bytes(landing: str, schedule: str) -> None:
+    start = MULTICAST.index(LOAD_2D)
+    body = (
+        MULTICAST[:start]
+        + "cvt.u64.u32 %d12, %r12; add.s64 %d12, %d12, %d11;"
+        + "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+        + " [%r13], [%d12], 512, [%r11], %h1;"
+        + MULTICAST[MULTICAST.index("// copy") :]
+    )
+    inp = tma_harness.aligned(1024).view(np.uint32)
+    inp[:] = np.arange(256)
+    out = np.zeros((4, 256), np.uint32)
+    launch(assembles(body), out, inp, grid=4, block=256, landing=landing, schedule=schedule)
+    assert (out == inp).all()
+
+
 def test_copy_needs_its_mbarrier_beside_it() -> None:
     body = MULTICAST.replace("%r13, %r10, %r12;", "%r13, %r10, %r12;"
                              "mapa.shared::cluster.u32 %r13, %r13, %r41;")  # fmt: skip
