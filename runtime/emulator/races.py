@@ -294,12 +294,12 @@ class RaceDetector:
         clocks, width = self.clocks, self.c.padded >> 5
         for cta in ctas:
             warps = np.arange(cta * width, (cta + 1) * width)
-            known = clocks.table[warps].max(0)[: self.warps]
+            known = clocks.table[warps].max(0)
             others = np.flatnonzero(clocks.rank[: self.warps] != clocks.rank[warps[0]])
             cells = np.arange(cta * self.per_cta, (cta + 1) * self.per_cta)
-            writer = np.minimum(self.write_agent[cells], self.warps - 1)
-            foreign = np.isin(self.write_agent[cells], others)
-            late = foreign & (self.write_clock[cells] > known[writer])
+            writer = self.write_agent[cells]
+            watched = np.isin(writer, others) | (writer >= clocks.readers)  # or bulk copies
+            late = watched & (self.write_clock[cells] > known[writer])
             if late.any():
                 self._outlived(cta, int(writer[late][0]), self.write_pc[cells[late][0]])
             late = self.reads[np.ix_(cells, others)] > known[others]
@@ -308,12 +308,12 @@ class RaceDetector:
                 self._outlived(cta, int(others[j]), self.remote_pc[cells[k]])
 
     def _outlived(self, cta: int, agent: int, pc: int) -> None:
-        first = int(cta // self.clocks.size) * self.warps
-        ins, lane = self.c.launch.program.code[int(pc)], (first + agent) * 32
-        message = (
-            f"CTA {self.c.cta_name(int(cta))} may end before this access to its shared memory by "
-            f"another CTA"
-        )
+        warp = int(cta) * (self.c.padded >> 5)
+        if agent < self.warps:
+            warp = int(cta) // self.clocks.size * self.warps + agent
+        ins, lane = self.c.launch.program.code[int(pc)], warp * 32
+        name = self.c.cta_name(int(cta))
+        message = f"CTA {name} may end before this access to its shared memory is over"
         raise error(SharedRace, ins, self.c, [lane], message, _END_HINT)
 
     # -- mbarriers
