@@ -16,11 +16,7 @@ import timeit
 
 import torch
 
-sys.path.insert(0, str(pathlib.Path(__file__).parent))
-import kernels
-
-import minitriton
-import minitriton.language as tl
+from minitriton.bench.sources import products, rows
 from minitriton.runtime.emulator.parser import parse
 
 
@@ -41,7 +37,6 @@ def main() -> None:
     parser.add_argument("--check", default="", help="emulator checks: '' (default), all or none")
     arguments = parser.parse_args()
     os.environ["MINITRITON_CHECK"] = arguments.check or "none"
-    module = kernels.load("kernels_minitriton", minitriton, tl)
     results: dict = {
         "command": " ".join(sys.argv), "cpus": os.cpu_count(), "python": platform.python_version(),
         "checks": os.environ["MINITRITON_CHECK"],
@@ -51,20 +46,20 @@ def main() -> None:
     c = torch.empty(n, n).half()
 
     def matmul():
-        return module.matmul_kernel[(16,)](
+        return products.matmul_kernel[(16,)](
             a, b, c, n, n, n, n, 1, n, 1, n, 1,
             BLOCK_M=128, BLOCK_N=128, BLOCK_K=64, GROUP_M=8, num_warps=8, num_stages=3,
         )  # fmt: skip
 
     x, y = torch.randn(1 << 20), torch.randn(1 << 20)
     out = torch.empty_like(x)
-    rows = torch.randn(512, 1024)
-    soft = torch.empty_like(rows)
+    table = torch.randn(512, 1024)
+    soft = torch.empty_like(table)
     works = {
         "matmul fp16 512^3": matmul,
-        "vector add 2^20": lambda: module.add_kernel[(1024,)](x, y, out, x.numel(), BLOCK=1024),
-        "softmax 512x1024": lambda: module.softmax_kernel[(512,)](
-            soft, rows, 1024, 1024, 1024, BLOCK=1024
+        "vector add 2^20": lambda: rows.add_kernel[(1024,)](x, y, out, x.numel(), BLOCK=1024),
+        "softmax 512x1024": lambda: rows.softmax_kernel[(512,)](
+            soft, table, 1024, 1024, 1024, BLOCK=1024
         ),
     }
     for name, call in works.items():

@@ -151,7 +151,10 @@ def _emulate(
     if compiled.persistent:
         params += [to_bytes("int32", size) for size in grid]
         ctas = (min(programs, EMULATED_CTAS), 1, 1)
+    shape = compiled.shape
     policies: dict[str, Any] = {}
+    if shape.clusters > 1:
+        policies["cluster"] = (shape.clusters, 1, 1)
     for name, value in (
         ("landing", settings.landing),
         ("schedule", settings.schedule),
@@ -165,7 +168,7 @@ def _emulate(
     compiled.report = compiled.emulator().launch(
         compiled.name,
         grid=ctas,
-        block=(compiled.shape.threads, 1, 1),
+        block=(shape.threads, 1, 1),
         params=[*params, *maps],
         allocations=host_allocations(leaves),
         shared_bytes=compiled.shared,

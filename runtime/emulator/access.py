@@ -301,8 +301,18 @@ def isspacep(ins: Ins) -> Step:
     """Whether a generic address lies in a space's window."""
     window = WINDOWS.get(space_of(ins), 0) >> WINDOW_SHIFT
     read, write = reader(ins, ins.ops[1], 64), writer(ins, ins.ops[0], 1)
-    shift = np.uint64(WINDOW_SHIFT)
-    return lambda c, ix: write(c, ix, (read(c, ix) >> shift) == window)
+    shift, only_own = np.uint64(WINDOW_SHIFT), bool({"shared", "shared::cta"} & set(ins.mods))
+
+    def run(c: Any, ix: Any) -> None:
+        a = read(c, ix)
+        inside = (a >> shift) == window
+        if only_own and c.shared.cluster is not None:
+            lanes = lanes_of(c, ix)
+            owner = c.shared.cluster.owner(lanes, (a & _OFFSET_MASK).view(np.int64))
+            inside = inside & (owner == c.cta_of_lane[lanes])
+        write(c, ix, inside)
+
+    return run
 
 
 def createpolicy(ins: Ins) -> Step:

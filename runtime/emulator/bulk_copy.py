@@ -16,7 +16,13 @@ import numpy as np
 
 from minitriton.runtime.emulator.access import addresser, memory_operand, shared_addresser
 from minitriton.runtime.emulator.boxes import Items, MapReader, box_items, fill_value, map_reader
-from minitriton.runtime.emulator.checks import MbarrierMisuse, Misaligned, SharedRace
+from minitriton.runtime.emulator.checks import (
+    MbarrierMisuse,
+    Misaligned,
+    OutOfBounds,
+    SharedRace,
+)
+from minitriton.runtime.emulator.cluster_memory import mapped
 from minitriton.runtime.emulator.memory import CARRIER, SHIFT, error
 from minitriton.runtime.emulator.module import Ins
 from minitriton.runtime.emulator.operands import Reader, lanes_of, reader
@@ -27,7 +33,8 @@ _CHUNK = 16  # bytes that copies move at least, and their alignment
 _BOX_ALIGN = 128
 _KNOWN = frozenset({
     "async", "bulk", "tensor", "1d", "2d", "3d", "4d", "5d", "tile", "global", "shared::cluster",
-    "shared::cta", "bulk_group", "prefetch", "L2", "L2::cache_hint", "mbarrier::complete_tx::bytes",
+    "shared::cta", "multicast::cluster", "bulk_group", "prefetch", "L2", "L2::cache_hint",
+    "mbarrier::complete_tx::bytes",
 })  # fmt: skip
 
 
@@ -48,6 +55,7 @@ class Copy:
     #: Stores: the bulk-group per lane, the bytes once read, and whether memory has them.
     group: np.ndarray
     tf32: bool = False  # loads: whether floats are rounded to that
+    source: np.ndarray | None = None  # loads from shared memory: its chunks in the arena
     data: np.ndarray | None = None
     written: bool = False
     awaited: bool = False
@@ -63,7 +71,13 @@ class Copy:
             slot=self.slot[pick],
             group=self.group[pick],
             data=None if self.data is None else self.data[pick],
+            source=None if self.source is None else self.source[pick],
         )
+
+    def uses(self, ended: np.ndarray, per_cta: int) -> np.ndarray:
+        """Whether each lane's copy needs the shared memory (``per_cta`` bytes) of ended CTAs."""
+        needs = ended[self.chunks[:, 0] // per_cta]
+        return needs if self.source is None else needs | ended[self.source[:, 0] // per_cta]
 
     def present(self) -> tuple[np.ndarray, np.ndarray]:
         """(lane, address) of each item inside the tensor."""
@@ -106,7 +120,12 @@ class BulkEngine:
     def issue_load(self, copy: Copy) -> None:
         c = self.c
         if c.race is not None:
+            if copy.source is not None:
+                c.race.store_issue(copy.ins, copy.lanes, copy.source)
             c.race.bulk_issue(copy.ins, copy.lanes, copy.chunks)
+        if c.uninit is not None and copy.source is not None:
+            owners = np.repeat(copy.lanes, copy.source.shape[1])
+            c.uninit.require_shared(copy.ins, owners, copy.source.reshape(-1), _CHUNK)
         if self._is_early():
             self._land(copy)
         else:
@@ -132,7 +151,9 @@ class BulkEngine:
     def _land(self, copy: Copy) -> None:
         c, items, n = self.c, copy.items, copy.items.size
         owners, address = copy.present()
-        if items.inside is None:
+        if copy.source is not None:
+            data = c.shared.views[n].take(copy.source >> SHIFT[n])
+        elif items.inside is None:
             data = c.globals.load(copy.ins, c, owners, address, n)
         else:
             data = np.broadcast_to(copy.fill, items.shared.shape).copy()
@@ -149,6 +170,8 @@ class BulkEngine:
             message = "a bulk copy lands on an mbarrier that has been invalidated"
             raise error(MbarrierMisuse, copy.ins, c, copy.lanes, message)
         if c.race is not None:
+            if copy.source is not None:
+                c.race.source_read(copy.source)
             thing, phase = state.thing[copy.slot], state.epoch[copy.slot] + 1
             c.race.bulk_land(copy.lanes, copy.chunks, thing, phase)
         size = np.int64(copy.chunks.shape[1] * _CHUNK)
@@ -213,8 +236,9 @@ class BulkEngine:
         if not (self.loads or self.stores):
             return
         ended = ~c.live.reshape(c.ctas, -1).any(1)
-        loads, self.loads = _split(self.loads, lambda copy: ended[c.cta_of_lane[copy.lanes]])
-        stores, self.stores = _split(self.stores, lambda copy: ended[c.cta_of_lane[copy.lanes]])
+        per_cta = c.shared.stride
+        loads, self.loads = _split(self.loads, lambda copy: copy.uses(ended, per_cta))
+        stores, self.stores = _split(self.stores, lambda copy: copy.uses(ended, per_cta))
         late = loads + [copy for copy in stores if not copy.awaited]
         if late and c.race is not None:
             message = "a CTA ends while a bulk copy still uses its shared memory"
@@ -235,6 +259,8 @@ def _direction(ins: Ins) -> str:
     spaces = [m.split("::")[0] for m in ins.mods if m.split("::")[0] in ("shared", "global")]
     if spaces == ["shared", "global"] and "mbarrier::complete_tx::bytes" in ins.mods:
         return "load"
+    if spaces == ["shared", "shared"] and "shared::cta" in ins.mods:
+        return "exchange"
     if spaces == ["global", "shared"] and "bulk_group" in ins.mods:
         return "store"
     if spaces == ["global"] and "prefetch" in ins.mods:
@@ -260,6 +286,7 @@ def _rounded_to_tf32(items: np.ndarray) -> np.ndarray:
 def _start(
     ins: Ins, c: Any, lanes: np.ndarray, items: Items, start: np.ndarray, size: int,
     slot: np.ndarray | None, fill: np.ndarray, tf32: bool = False,
+    source: np.ndarray | None = None,
 ) -> None:  # fmt: skip
     """Check the bounds of copies whose items lie at offsets of the CTA, and issue them."""
     n, engine = items.size, c.engines["bulk"]
@@ -275,11 +302,18 @@ def _start(
         fill,
         engine.committed[lanes],
         tf32,
+        source,
     )
     inside, address = copy.present()
-    if len(inside):
+    if len(inside) and source is None:
         c.globals.pieces(ins, c, inside, address, n, slot is None)
-    c.bytes["store_bulk" if slot is None else "load_bulk"] += len(inside) * n
+    kind = "store_bulk" if slot is None else "load_bulk" if source is None else "exchange_bulk"
+    c.bytes[kind] += len(inside) * n
+    if slot is not None:
+        apart = (slot << 3) // c.shared.stride != copy.chunks[:, 0] // c.shared.stride
+        if apart.any():
+            message = "a bulk copy and its mbarrier are in the shared memory of different CTAs"
+            raise error(MbarrierMisuse, ins, c, lanes[apart], message)
     if slot is None:
         engine.issue_store(copy)
     else:
@@ -296,12 +330,13 @@ def _tensor(ins: Ins, kind: str) -> Step:
         return _only_check(maps)
     to = shared_addresser(ins, memory_operand(ins, 0 if kind == "load" else 1))
     barrier = shared_addresser(ins, memory_operand(ins, 2)) if kind == "load" else None
+    spread = _multicast(ins, 3)
 
     def run(c: Any, ix: Any) -> None:
+        ix, start = spread(c, ix, to)
         lanes = lanes_of(c, ix)
-        start = np.broadcast_to(to(c, ix), lanes.shape)
         _require_aligned(ins, c, lanes, start, _BOX_ALIGN, "shared offset of a box")
-        slot = None if barrier is None else c.mbarriers.find(ins, c, ix, barrier(c, ix), True)
+        slot = None if barrier is None else _objects(ins, c, ix, barrier, start)
         corner = [
             np.broadcast_to(read(c, ix), lanes.shape).view(np.int32).astype(np.int64)
             for read in coordinates
@@ -326,37 +361,88 @@ def _coordinates(ins: Ins, extra: tuple[Any, ...], rank: int) -> list[Reader]:
 
 def _straight(ins: Ins, kind: str) -> Step:
     """cp.async.bulk of consecutive bytes."""
-    outer = addresser(ins, memory_operand(ins, 1 if kind == "load" else 0), "global")
+    load, fill = kind in ("load", "exchange"), np.zeros(1, CARRIER[_CHUNK])
+    space = "shared" if kind == "exchange" else "global"
+    outer = addresser(ins, memory_operand(ins, 1 if load else 0), space)
     read_size = reader(ins, ins.ops[1 if kind == "prefetch" else 2], 32)
-    load, fill = kind == "load", np.zeros(1, CARRIER[_CHUNK])
     to = barrier = None
     if kind != "prefetch":
         to = shared_addresser(ins, memory_operand(ins, 0 if load else 1))
     if load:
         barrier = shared_addresser(ins, memory_operand(ins, 3))
+    spread = _multicast(ins, 4)
 
     def run(c: Any, ix: Any) -> None:
+        ix, target = (ix, None) if to is None else spread(c, ix, to)
         lanes = lanes_of(c, ix)
         sizes = np.broadcast_to(read_size(c, ix), lanes.shape).astype(np.int64)
-        address = np.broadcast_to(outer(c, ix), lanes.shape)
+        address = np.broadcast_to(outer(c, ix), lanes.shape).view(np.uint64)
         _require_aligned(ins, c, lanes, sizes, _CHUNK, "size of a bulk copy")
-        _require_aligned(ins, c, lanes, address, _CHUNK, "global address of a bulk copy")
-        slot = None if barrier is None else c.mbarriers.find(ins, c, ix, barrier(c, ix), True)
+        _require_aligned(ins, c, lanes, address, _CHUNK, f"{space} address of a bulk copy")
+        slot = None if barrier is None else _objects(ins, c, ix, barrier, target)
         for size in map(int, np.unique(sizes[sizes > 0])):
             pick = np.flatnonzero(sizes == size)
             row = np.arange(0, size, _CHUNK)
             source = address[pick][:, None] + row.astype(np.uint64)
-            if to is None:
+            if target is None:
                 owners = np.repeat(lanes[pick], len(row))
                 c.globals.pieces(ins, c, owners, source.reshape(-1), _CHUNK, False)
                 continue
-            start = np.broadcast_to(to(c, ix), lanes.shape)[pick]
+            start = target[pick]
             _require_aligned(ins, c, lanes[pick], start, _CHUNK, "shared offset of a bulk copy")
             items = Items(_CHUNK, start[:, None] + row, source, None)
             mine = None if slot is None else slot[pick]
-            _start(ins, c, lanes[pick], items, start, size, mine, fill)
+            inner = _own(ins, c, lanes[pick], source) if kind == "exchange" else None
+            _start(ins, c, lanes[pick], items, start, size, mine, fill, source=inner)
 
     return run
+
+
+def _own(ins: Ins, c: Any, lanes: np.ndarray, source: np.ndarray) -> np.ndarray:
+    """Chunks in the arena of shared addresses uint64 [lanes, n], which must be the CTA's own."""
+    owners = np.repeat(lanes, source.shape[1])
+    at = c.shared.index(ins, c, owners, source.view(np.int64).reshape(-1), _CHUNK)
+    other = at // c.shared.stride != c.cta_of_lane[owners]
+    if other.any():
+        message = "the source of a copy within the cluster is in another CTA"
+        raise error(OutOfBounds, ins, c, owners[other], message)
+    return at.reshape(source.shape)
+
+
+Spread = Callable[[Any, Any, Reader], tuple[Any, np.ndarray]]
+
+
+def _multicast(ins: Ins, position: int) -> Spread:
+    """callable(chunk, ix, address reader) -> (lanes, shared address of the target) of the copies.
+
+    With .multicast::cluster a lane makes a copy for each CTA in its mask, to the same offset.
+    """
+    if "multicast::cluster" not in ins.mods:
+        return lambda c, ix, to: (ix, np.broadcast_to(to(c, ix), lanes_of(c, ix).shape))
+    read = reader(ins, ins.ops[position], 16)
+
+    def spread(c: Any, ix: Any, to: Reader) -> tuple[Any, np.ndarray]:
+        lanes, size = lanes_of(c, ix), c.grid.size
+        mask = np.broadcast_to(read(c, ix), lanes.shape).astype(np.int64)
+        bad = (mask == 0) | (mask >> size != 0)
+        if bad.any():
+            message = f"multicast mask {int(mask[bad][0]):#x} in a cluster of {size}"
+            raise error(OutOfBounds, ins, c, lanes[bad], message)
+        origin, rank = np.nonzero(mask[:, None] >> np.arange(size) & 1)
+        start = np.broadcast_to(to(c, ix), lanes.shape)[origin]
+        return lanes[origin], start if size == 1 else mapped(start, rank)
+
+    return spread
+
+
+def _objects(ins: Ins, c: Any, ix: Any, barrier: Reader, target: np.ndarray) -> np.ndarray:
+    """The mbarriers of copies; multicast ones at the same offset in the CTA of each target."""
+    address = barrier(c, ix)
+    if "multicast::cluster" in ins.mods and c.grid.size > 1:
+        lanes, memory = lanes_of(c, ix), c.shared.cluster
+        address = mapped(address, memory.owner(lanes, target) - memory.first[lanes])
+    found: np.ndarray = c.mbarriers.find(ins, c, ix, address, True)
+    return found
 
 
 def cp(ins: Ins) -> Step:

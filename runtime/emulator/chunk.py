@@ -13,6 +13,7 @@ from minitriton.runtime.emulator.barriers import CtaBarriers
 from minitriton.runtime.emulator.blocks import Blocks
 from minitriton.runtime.emulator.bulk_copy import BulkEngine
 from minitriton.runtime.emulator.cluster import ClusterBarrier
+from minitriton.runtime.emulator.cluster_memory import Cluster, ClusterMemory, Sizes
 from minitriton.runtime.emulator.mbarrier import Mbarriers
 from minitriton.runtime.emulator.memory import Arena, GlobalMemory
 from minitriton.runtime.emulator.module import Program
@@ -50,16 +51,19 @@ class Launch:
     flops: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     steps: int = 0
     max_steps: int | None = None
+    cluster: Sizes | None = None
 
 
 class Chunk:
     """CTAs ``first .. first+ctas`` of the grid, one array element per lane.
 
-    Lanes of a CTA are padded to whole warps; padding lanes count as exited.
+    CTAs are counted cluster by cluster, and a cluster is never divided. Lanes of a CTA are padded
+    to whole warps; padding lanes count as exited.
     """
 
     def __init__(self, launch: Launch, first: int, ctas: int) -> None:
         self.launch, self.first, self.ctas = launch, first, ctas
+        self.grid = Cluster(launch.grid, launch.cluster or (1, 1, 1))
         threads = launch.block[0] * launch.block[1] * launch.block[2]
         self.threads, self.padded = threads, (threads + 31) // 32 * 32
         self.L = ctas * self.padded
@@ -72,6 +76,8 @@ class Chunk:
         self.bytes, self.flops = launch.bytes, launch.flops
         self._make_registers(launch.program)
         self.shared = Arena("shared", launch.shared_bytes, ctas, self.cta_of_lane)
+        if self.grid.size > 1:
+            self.shared.cluster = ClusterMemory(self, self.grid.size)
         self.local = Arena("local", launch.program.local_bytes, self.L, self.all_lanes)
         self.plans: dict[int, Any] = {}
         self.reducing: dict[int, Any] = {}
@@ -92,7 +98,7 @@ class Chunk:
             "cp.async": CopyEngine(self),
             "wgmma": ProductEngine(self),
         }
-        self.cluster, self.pool = ClusterBarrier(self), Pool(self)
+        self.cluster, self.pool = ClusterBarrier(self, self.grid.size), Pool(self)
         if any(ins.op == "mbarrier" or "bulk" in ins.mods for ins in launch.program.code):
             self.mbarriers, self.engines["bulk"] = Mbarriers(self), BulkEngine(self)
 
@@ -116,9 +122,7 @@ class Chunk:
         return self.lane_in_warp if ix is None else self.lane_in_warp[ix]
 
     def cta_name(self, cta: int) -> tuple[int, int, int]:
-        gx, gy, _ = self.launch.grid
-        number = self.first + cta
-        return number % gx, number // gx % gy, number // (gx * gy)
+        return self.grid.place(self.first + cta)
 
     def lane_name(self, lane: int) -> str:
         cta, thread = divmod(lane, self.padded)
@@ -170,6 +174,9 @@ class Chunk:
             waited_for.recheck()
         if "bulk" in self.engines:
             self.engines["bulk"].exited()
+        if self.grid.size > 1 and self.race is not None:
+            ctas = np.unique(self.cta_of_lane[lanes])
+            self.race.ended(ctas[~self.live.reshape(self.ctas, -1)[ctas].any(1)])
 
     def land_needed(self) -> bool:
         """Land asynchronous copies that parked lanes wait for; whether there were any."""
@@ -207,9 +214,10 @@ class Chunk:
         if head == "tid":
             divisor = (1, block[0], block[0] * block[1])[k]
             return (thread // divisor % block[k]).astype(np.uint32)
-        if head in ("ctaid", "clusterid"):
-            divisor = (1, grid[0], grid[0] * grid[1])[k]
-            return (cta // divisor % grid[k]).astype(np.uint32)
+        places = {"ctaid": self.grid.place, "clusterid": self.grid.of}
+        places["cluster_ctaid"] = self.grid.within
+        if head in places:
+            return places[head](cta)[k].astype(np.uint32)
         masks = {"eq": 1 << lane, "lt": (1 << lane) - 1, "le": (2 << lane) - 1}
         masks |= {"ge": 0xFFFFFFFF & ~masks["lt"], "gt": 0xFFFFFFFF & ~masks["le"]}
         if head.startswith("lanemask_"):
@@ -217,12 +225,10 @@ class Chunk:
         uniform = {
             "ntid": block[k],
             "nctaid": grid[k],
-            "nclusterid": grid[k],
-            "cluster_ctaid": 0,
-            "cluster_nctaid": 1,
-            "cluster_ctarank": 0,
-            "cluster_nctarank": 1,
-            "is_explicit_cluster": 0,
+            "nclusterid": self.grid.across[k],
+            "cluster_nctaid": self.grid.sizes[k],
+            "cluster_nctarank": self.grid.size,
+            "is_explicit_cluster": self.launch.cluster is not None,
             "nwarpid": self.padded // 32,
             "smid": 0,
             "nsmid": 132,
@@ -233,5 +239,5 @@ class Chunk:
         }
         if head in uniform:
             return np.array([uniform[head]], np.uint32)
-        rows = {"laneid": lane, "warpid": thread // 32}
+        rows = {"laneid": lane, "warpid": thread // 32, "cluster_ctarank": cta % self.grid.size}
         return rows[head].astype(np.uint32)

@@ -1,8 +1,9 @@
 """Vector clocks: what each warp knows of the accesses of the others.
 
-The agents of a CTA, one column each, are its warps, the tensor cores of its warpgroups (whose
-time is the number of the wgmma-group) and its synchronisation objects (whose time is the number of
-completed phases: bytes that a TMA writes for an mbarrier belong to that mbarrier's next phase).
+The agents of a cluster (a CTA, if there are none), one column each, are its warps, the tensor cores
+of its warpgroups (whose time is the number of the wgmma-group) and its synchronisation objects
+(whose time is the number of completed phases: bytes that a TMA writes for an mbarrier belong to
+that mbarrier's next phase).
 """
 
 from __future__ import annotations
@@ -14,24 +15,34 @@ BARRIERS = 16  # named barriers of a CTA
 
 
 class Clocks:
-    """The clocks of the warps of a chunk's CTAs, and of the objects they meet at."""
+    """The clocks of the warps of a chunk's clusters, and of the objects they meet at.
 
-    def __init__(self, ctas: int, warps: int) -> None:
-        self.ctas, self.warps = ctas, warps
+    A cluster is ``size`` CTAs of ``warps`` warps.
+    """
+
+    def __init__(self, clusters: int, warps: int, size: int = 1) -> None:
+        self.size, self.warps = size, warps * size  # warps of a cluster
+        groups = -(-warps // _GROUP)
         #: Agents that read memory: warps and tensor cores; columns of objects come after them.
-        self.readers = warps + -(-warps // _GROUP)
+        self.readers = self.warps + size * groups
         self.objects = 0
-        self.local = np.arange(ctas * warps) % warps
-        self.cta = np.arange(ctas * warps) // warps
-        self.table = np.zeros((ctas * warps, self.readers), np.int32)
-        #: Per CTA and object, what arrived there, and what a waiter on its last phase learns.
-        self.gathered = np.zeros((ctas, 0, self.readers), np.int32)
+        number = np.arange(clusters * self.warps)
+        #: By warp: its number in its cluster, that, its CTA's rank there, and its tensor core.
+        self.local, self.cluster = number % self.warps, number // self.warps
+        self.rank = self.local // warps
+        self._tensor = self.warps + self.rank * groups + self.local % warps // _GROUP
+        self.table = np.zeros((len(number), self.readers), np.int32)
+        #: What each warp knew at its last fence, which relaxed arrivals pass on.
+        self.at_fence = np.zeros_like(self.table)
+        #: Per cluster and object, what arrived there, and what a waiter on its last phase learns.
+        self.gathered = np.zeros((clusters, 0, self.readers), np.int32)
         self.published = self.gathered
-        #: Per CTA and barrier: what was left there, and when each warp came, now and last time.
-        self.meeting = np.zeros((ctas, BARRIERS, self.readers), np.int32)
-        self.coming = np.zeros((ctas, BARRIERS, warps), np.int32)
+        #: Per cluster and barrier of its CTAs, one CTA after the other: what was left there, and
+        #: when each warp came, now and last time.
+        self.meeting = np.zeros((clusters, size * BARRIERS, self.readers), np.int32)
+        self.coming = np.zeros((clusters, size * BARRIERS, self.warps), np.int32)
         self.met = np.zeros_like(self.coming)
-        self.tick(np.arange(ctas * warps))
+        self.tick(number)
 
     def tick(self, warps: np.ndarray) -> None:
         self.table[warps, self.local[warps]] += 1
@@ -40,12 +51,12 @@ class Clocks:
         return self.known(warp, self.local[warp])
 
     def known(self, warp: np.ndarray, agent: np.ndarray) -> np.ndarray:
-        """The latest time of ``agent`` (of the same CTA) that ``warp`` has heard of."""
+        """The latest time of ``agent`` (of the same cluster) that ``warp`` has heard of."""
         return self.table.reshape(-1).take(warp * self.table.shape[1] + agent)
 
     def tensor_agent(self, warp: np.ndarray) -> np.ndarray:
         """The agent that stands for the tensor cores of a warp's warpgroup."""
-        return self.warps + self.local[warp] // _GROUP
+        return self._tensor[warp]
 
     def learn(self, warps: np.ndarray, agent: np.ndarray, time: np.ndarray) -> None:
         self.table[warps, agent] = np.maximum(self.table[warps, agent], time)
@@ -55,7 +66,7 @@ class Clocks:
         """The warps of ``lanes`` leave what they know at barriers of their CTAs. Which of the lanes
         may come too early: their warp does not know that all others came to the last meeting."""
         warps, first = np.unique(lanes >> 5, return_index=True)
-        place = self.cta[warps], barriers[first]
+        place = self.cluster[warps], barriers[first] + BARRIERS * self.rank[warps]
         early = (self.met[place] > self.table[warps, : self.warps]).any(1)
         np.maximum.at(self.meeting, place, self.table[warps])
         self.coming[(*place, self.local[warps])] = self.own(warps)
@@ -65,15 +76,18 @@ class Clocks:
     def meet(self, ctas: np.ndarray, barrier: int, waiting: np.ndarray) -> None:
         """A barrier of some CTAs is complete: lanes that waited learn what all left there."""
         warps = np.unique(waiting >> 5)
-        self.table[warps] = np.maximum(self.table[warps], self.meeting[self.cta[warps], barrier])
-        self.met[ctas, barrier] = self.coming[ctas, barrier]
-        self.coming[ctas, barrier] = 0
-        self.meeting[ctas, barrier] = 0
+        left = self.meeting[self.cluster[warps], barrier + BARRIERS * self.rank[warps]]
+        self.table[warps] = np.maximum(self.table[warps], left)
+        place = ctas // self.size, barrier + BARRIERS * (ctas % self.size)
+        self.met[place] = self.coming[place]
+        self.coming[place] = 0
+        self.meeting[place] = 0
 
     # -- objects
     def add_object(self) -> int:
-        """A new object in every CTA; returns its number."""
+        """A new object in every cluster; returns its number."""
         self.table = np.pad(self.table, ((0, 0), (0, 1)))
+        self.at_fence = np.pad(self.at_fence, ((0, 0), (0, 1)))
         self.gathered = np.pad(self.gathered, ((0, 0), (0, 1), (0, 1)))
         self.published = np.pad(self.published, ((0, 0), (0, 1), (0, 1)))
         self.meeting = np.pad(self.meeting, ((0, 0), (0, 0), (0, 1)))
@@ -83,17 +97,24 @@ class Clocks:
     def agent_of(self, thing: np.ndarray) -> np.ndarray:
         return self.readers + thing
 
-    def release(self, lanes: np.ndarray, thing: np.ndarray) -> None:
-        """The warps of ``lanes`` leave what they know at objects of their CTAs."""
+    def fence(self, lanes: np.ndarray) -> None:
+        """A releasing fence: what the warps know now is what their relaxed arrivals pass on."""
+        warps = np.unique(lanes >> 5)
+        self.at_fence[warps] = self.table[warps]
+        self.tick(warps)
+
+    def release(self, lanes: np.ndarray, thing: np.ndarray, fenced: bool = False) -> None:
+        """The warps of ``lanes`` leave what they know (or knew at their last fence) at objects."""
         warps = lanes >> 5
-        np.maximum.at(self.gathered, (self.cta[warps], thing), self.table[warps])
+        known = self.at_fence if fenced else self.table
+        np.maximum.at(self.gathered, (self.cluster[warps], thing), known[warps])
         self.tick(np.unique(warps))
 
-    def publish(self, cta: np.ndarray, thing: np.ndarray, phases: np.ndarray) -> None:
+    def publish(self, cluster: np.ndarray, thing: np.ndarray, phases: np.ndarray) -> None:
         """Objects completed their phase number ``phases``: waiters learn what was gathered."""
-        self.published[cta, thing] = self.gathered[cta, thing]
-        self.published[cta, thing, self.agent_of(thing)] = phases
+        self.published[cluster, thing] = self.gathered[cluster, thing]
+        self.published[cluster, thing, self.agent_of(thing)] = phases
 
     def acquire(self, lanes: np.ndarray, thing: np.ndarray) -> None:
         warps = lanes >> 5
-        np.maximum.at(self.table, warps, self.published[self.cta[warps], thing])
+        np.maximum.at(self.table, warps, self.published[self.cluster[warps], thing])

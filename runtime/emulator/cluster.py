@@ -1,4 +1,4 @@
-"""Clusters, here always of one CTA: barrier.cluster and mapa."""
+"""The barrier of a cluster: barrier.cluster.arrive and .wait."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Any
 import numpy as np
 
 from minitriton.runtime.emulator.barriers import require_whole_warps
-from minitriton.runtime.emulator.checks import Deadlock, OutOfBounds
+from minitriton.runtime.emulator.checks import Deadlock
 from minitriton.runtime.emulator.memory import error
 from minitriton.runtime.emulator.module import Ins
-from minitriton.runtime.emulator.operands import lanes_of, reader, writer
-
-Step = Callable[[Any, Any], None]
+from minitriton.runtime.emulator.operands import lanes_of
 
 
 class ClusterBarrier:
-    """The barrier of each CTA's cluster: arrive and wait apart, of all threads still alive."""
+    """The barrier of each cluster: arrive and wait apart, of all threads still alive."""
 
-    def __init__(self, chunk: Any) -> None:
-        self.c = chunk
+    def __init__(self, chunk: Any, size: int) -> None:
+        self.c, self.size = chunk, size
+        self.clusters = chunk.ctas // size
+        self.cluster_of_lane = chunk.cta_of_lane // size
         self.arrived = np.zeros(chunk.L, bool)  # in the phase that is not complete
         self.owes_wait = np.zeros(chunk.L, bool)
         self.waiting = np.zeros(chunk.L, bool)
         self.thing = -1
-        self.phases = np.zeros(chunk.ctas, np.int64)
+        self.phases = np.zeros(self.clusters, np.int64)
 
     def arrive(self, ins: Ins, lanes: np.ndarray, releases: bool) -> None:
         c = self.c
@@ -36,25 +36,27 @@ class ClusterBarrier:
         self.arrived[lanes] = self.owes_wait[lanes] = True
         if c.race is not None and self.thing < 0:
             self.thing = c.race.clocks.add_object()
-        if c.race is not None and releases:
-            c.race.clocks.release(lanes, np.full(len(lanes), self.thing))
+        if c.race is not None:
+            if releases:
+                c.race.release_to_cluster(lanes)
+            c.race.clocks.release(lanes, np.full(len(lanes), self.thing), fenced=not releases)
         self.recheck()
 
     def recheck(self) -> None:
-        """Complete the phases of the CTAs whose live threads have all arrived."""
+        """Complete the phases of the clusters whose live threads have all arrived."""
         c = self.c
         if not self.arrived.any():
             return
-        missing = (c.live & ~self.arrived).reshape(c.ctas, -1).any(1)
-        done = self.arrived.reshape(c.ctas, -1).any(1) & ~missing
+        missing = (c.live & ~self.arrived).reshape(self.clusters, -1).any(1)
+        done = self.arrived.reshape(self.clusters, -1).any(1) & ~missing
         if not done.any():
             return
         c.progress += 1
         self.phases[done] += 1
         if c.race is not None:
-            cta = np.flatnonzero(done)
-            c.race.clocks.publish(cta, np.full(len(cta), self.thing), self.phases[cta])
-        members = done[c.cta_of_lane]
+            who = np.flatnonzero(done)
+            c.race.clocks.publish(who, np.full(len(who), self.thing), self.phases[who])
+        members = done[self.cluster_of_lane]
         self.arrived[members] = False
         lanes = np.flatnonzero(self.waiting & members)
         self.waiting[lanes] = False
@@ -84,7 +86,7 @@ class ClusterBarrier:
 
     def describe(self, lane: int) -> str:
         c = self.c
-        mine = c.cta_of_lane == c.cta_of_lane[lane]
+        mine = self.cluster_of_lane == self.cluster_of_lane[lane]
         came, need = int((self.arrived & mine).sum()), int((c.live & mine).sum())
         return f"the cluster barrier: {came} of {need} threads arrived"
 
@@ -105,23 +107,3 @@ def barrier_cluster(ins: Ins) -> Callable[[Any, Any], bool]:
         return True
 
     return run
-
-
-def mapa(ins: Ins) -> Step:
-    """mapa: the address of the same variable in CTA 0 of the cluster, which is this one."""
-    bits = int(ins.type[1:])
-    write, read = writer(ins, ins.ops[0], bits), reader(ins, ins.ops[1], bits)
-    rank = reader(ins, ins.ops[2], 32)
-
-    def run(c: Any, ix: Any) -> None:
-        lanes = lanes_of(c, ix)
-        bad = np.broadcast_to(rank(c, ix) != 0, lanes.shape)
-        if bad.any():
-            message = "mapa names a CTA beyond the cluster, which has one"
-            raise error(OutOfBounds, ins, c, lanes[bad], message)
-        write(c, ix, read(c, ix))
-
-    return run
-
-
-RULES: dict[str, Callable[[Ins], Step]] = {"mapa": mapa}

@@ -19,6 +19,7 @@ from minitriton.runtime.emulator import (
     bulk_copy,
     calls,
     cluster,
+    cluster_memory,
     fences,
     matrix,
     mbarrier,
@@ -80,7 +81,7 @@ STEPS: dict[str, Callable[[Ins], Any]] = {
     **warpgroup.RULES,
     **mbarrier.RULES,
     **bulk_copy.RULES,
-    **cluster.RULES,
+    **cluster_memory.RULES,
     **fences.RULES,
 }
 

@@ -6,6 +6,7 @@ the parsed tree, and per entry the decoded program with its compiled runs, so ke
 
 from __future__ import annotations
 
+import math
 import struct
 import sys
 from collections import deque
@@ -19,6 +20,7 @@ from minitriton.runtime.emulator import numerics
 from minitriton.runtime.emulator.blocks import Blocks
 from minitriton.runtime.emulator.checks import Deadlock, LaunchError, UnsupportedPTX, selected
 from minitriton.runtime.emulator.chunk import Chunk, Launch
+from minitriton.runtime.emulator.cluster_memory import cluster_sizes
 from minitriton.runtime.emulator.counters import Report, collect
 from minitriton.runtime.emulator.decode import decode_all
 from minitriton.runtime.emulator.flatten import flatten
@@ -108,13 +110,15 @@ class Emulator:
         seed: int = 0,
         stdout: TextIO | None = None,
         max_steps: int | None = None,
+        cluster: tuple[int, int, int] | None = None,
     ) -> Report:
         """Run a kernel to completion and return its counters.
 
         ``params`` holds the bytes of each kernel parameter (short values are zero-extended);
         ``shared_bytes`` is the dynamic shared memory on top of the static arrays. ``landing``
         says when asynchronous copies take effect, ``schedule`` in which order warps (and lanes
-        of atomics) run. Raises an `EmulatorError` at the first finding.
+        of atomics) run. ``cluster`` is the launch attribute: CTAs of a cluster along each axis.
+        Raises an `EmulatorError` at the first finding.
         """
         found = self._find(entry)
         _check_launch(found.program, grid, block, landing, schedule)
@@ -140,6 +144,7 @@ class Emulator:
             entry_undefined=found.undefined or (),
             unfenced=found.unfenced if "race" in chosen and found.unfenced else {},
             max_steps=max_steps,
+            cluster=cluster_sizes(found.program, cluster, grid),
         )
         with numerics.quiet():
             chunks = _run_chunks(launch, found)
@@ -206,7 +211,8 @@ def _chunk_size(launch: Launch, entry: _Entry, total: int) -> int:
     lanes = _REGISTER_BYTES // max(1, entry.register_bytes)
     lanes = min(_MAX_LANES, max(_MIN_LANES, lanes))
     by_shared = _SHARED_BYTES // max(1, launch.shared_bytes)
-    return max(1, min(total, lanes // padded, by_shared))
+    together = math.prod(launch.cluster or (1,))
+    return max(1, min(total, lanes // padded, by_shared) // together) * together
 
 
 def _run_chunks(launch: Launch, entry: _Entry) -> int:

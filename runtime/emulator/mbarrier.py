@@ -30,6 +30,7 @@ class Mbarriers:
         self.c = chunk
         size = len(chunk.shared.bytes) >> 3
         self.per_cta = chunk.shared.stride >> 3
+        self.per_cluster = self.per_cta * chunk.cluster.size
         self.live = np.zeros(size, bool)
         self.count, self.pending, self.tx, self.phase = np.zeros((4, size), np.int64)
         #: Phases completed over all objects that lived here, and their number in the clocks.
@@ -74,9 +75,9 @@ class Mbarriers:
         c.progress += 1
 
     def _number(self, slot: np.ndarray) -> None:
-        """Give new objects a number in the clocks, the same in every CTA for the same offset."""
-        for offset in np.unique(slot[self.thing[slot] < 0] % self.per_cta):
-            self.thing[offset :: self.per_cta] = self.c.race.clocks.add_object()
+        """Give new objects a number in the clocks, the same in every cluster for the same place."""
+        for place in np.unique(slot[self.thing[slot] < 0] % self.per_cluster):
+            self.thing[place :: self.per_cluster] = self.c.race.clocks.add_object()
 
     def inval(self, ins: Ins, lanes: np.ndarray, slot: np.ndarray) -> None:
         c = self.c
@@ -111,7 +112,10 @@ class Mbarriers:
         return error(MbarrierMisuse, ins, self.c, lanes[bad], message, hint)
 
     def _name(self, slot: int) -> str:
-        return f"mbarrier at shared offset {slot % self.per_cta << 3:#x}"
+        name = f"mbarrier at shared offset {slot % self.per_cta << 3:#x}"
+        if self.c.cluster.size == 1:
+            return name
+        return f"{name} of CTA {self.c.cta_name(slot // self.per_cta)}"
 
     def _state(self, slot: int) -> str:
         return (
@@ -158,7 +162,7 @@ class Mbarriers:
         self.epoch[done] += 1
         self.pending[done] = self.count[done]
         if self.c.race is not None:
-            self.c.race.clocks.publish(done // self.per_cta, self.thing[done], self.epoch[done])
+            self.c.race.clocks.publish(done // self.per_cluster, self.thing[done], self.epoch[done])
         self._wake(done)
 
     def _wake(self, done: np.ndarray) -> None:
@@ -173,8 +177,10 @@ class Mbarriers:
         self.waiting[lanes] = -1
         c.unpark(lanes)
 
-    def release(self, lanes: np.ndarray, slot: np.ndarray) -> None:
+    def release(self, lanes: np.ndarray, slot: np.ndarray, to_cluster: bool) -> None:
         if self.c.race is not None:
+            if to_cluster:
+                self.c.race.release_to_cluster(lanes)
             self.c.race.clocks.release(lanes, self.thing[slot])
 
     def acquire(self, lanes: np.ndarray, slot: np.ndarray) -> None:
@@ -235,6 +241,8 @@ def _arrive(ins: Ins) -> Step:
     find, write = _finder(ins, 1), writer(ins, ins.ops[0], 64)
     read = reader(ins, ins.ops[2], 32) if len(ins.ops) > 2 else None
     dest, releases = ins.ops[0], "relaxed" not in ins.mods
+    if "shared::cluster" in ins.mods and isinstance(dest, Reg):
+        raise ins.unsupported("an arrival in the cluster returns no state")
 
     def run(c: Any, ix: Any) -> None:
         state, lanes, slot = c.mbarriers, lanes_of(c, ix), find(c, ix)
@@ -248,7 +256,7 @@ def _arrive(ins: Ins) -> Step:
         if c.uninit is not None and isinstance(dest, Reg):
             c.uninit.written(dest.index, ix)
         if releases:
-            state.release(lanes, slot)
+            state.release(lanes, slot, "cluster" in ins.mods)
         state.arrive(ins, lanes, slot, number)
 
     return run
@@ -274,6 +282,8 @@ def _tester(ins: Ins) -> Callable[[Any, Any], tuple[np.ndarray, np.ndarray]]:
 
 def try_wait(ins: Ins) -> Callable[[Any, Any], bool]:
     """mbarrier.try_wait; see `decode.Blocking`."""
+    if "shared::cluster" in ins.mods:
+        raise ins.unsupported("only the CTA of an mbarrier waits for it")
     test, write = _tester(ins), writer(ins, ins.ops[0], 1)
     dest, acquires = ins.ops[0], "relaxed" not in ins.mods
 
@@ -315,6 +325,7 @@ def _test_wait(ins: Ins) -> Step:
     return run
 
 
+_REMOTE = frozenset({"arrive", "expect_tx", "complete_tx"})
 _FORMS: dict[str, Callable[[Ins], Step]] = {
     "init": _init,
     "inval": _inval,
@@ -329,6 +340,8 @@ def mbarrier(ins: Ins) -> Step:
     """mbarrier.init, inval, expect_tx, complete_tx, arrive and test_wait, without waiting."""
     if ins.type != "b64" or ins.mods[0] not in _FORMS:
         raise ins.unsupported()
+    if "shared::cluster" in ins.mods and ins.mods[0] not in _REMOTE:
+        raise ins.unsupported("only arrivals and transactions reach other CTAs")
     return _FORMS[ins.mods[0]](ins)
 
 

@@ -204,6 +204,8 @@ class Arena:
         #: Refuses accesses to live mbarriers, which lie in this range of offsets.
         self.guard: Callable[[Ins, Any, np.ndarray, int], None] | None = None
         self.guarded = (1 << 62, 0)
+        #: Shared memory of clusters of several CTAs: finds the CTA that an address names.
+        self.cluster: Any = None
 
     def track_definedness(self, owner_count: int) -> None:
         """Keep a byte of 0xFF beside each byte that has been written."""
@@ -217,6 +219,10 @@ class Arena:
     ) -> np.ndarray:
         """Byte offsets int64 [lanes] into the arena of accesses at int64 offsets ``a``."""
         low, high = int(a.min()), int(a.max()) + n
+        base = None
+        if self.cluster is not None and high > self.size:
+            a, cta = self.cluster.locate(ins, ix, a)
+            base, low, high = cta * self.stride, int(a.min()), int(a.max()) + n
         if low < 0 or high > self.size:
             bad = np.flatnonzero((a < 0) | (a + n > self.size))
             at = int(a[bad[0]])
@@ -227,7 +233,9 @@ class Arena:
         if n > 1 and int(np.bitwise_or.reduce(a)) & (n - 1):
             bad = np.flatnonzero(a & (n - 1))
             raise misaligned(ins, c, ix, bad, f"{self.name} offset {int(a[bad[0]]):#x}", n)
-        at = a + (self.base if ix is None else self.base[ix])
+        if base is None:
+            base = self.base if ix is None else self.base[ix]
+        at = a + base
         if guarded and self.guard and low < self.guarded[1] and high > self.guarded[0]:
             self.guard(ins, ix, at, n)
         return at

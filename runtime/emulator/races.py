@@ -26,6 +26,8 @@ _BULK_HINT = "wait for the phase of the mbarrier that the copy completes"
 _STORE_HINT = (
     "wait with cp.async.bulk.wait_group.read and then a barrier before the bytes are written"
 )
+_RELEASE_HINT = "a release at the scope of the cluster, or a barrier.cluster, must follow the write"
+_END_HINT = "all CTAs must pass a barrier.cluster after the last such access"
 _CHUNK = 4  # log2 of the bytes that wgmma and bulk copies move together
 
 
@@ -34,9 +36,9 @@ class RaceDetector:
 
     def __init__(self, chunk: Any) -> None:
         self.c = chunk
-        self.warps = chunk.padded // 32
-        self.clocks = Clocks(chunk.ctas, self.warps)
-        ctas, granule = chunk.ctas, chunk.launch.granule
+        ctas, granule, size = chunk.ctas, chunk.launch.granule, chunk.grid.size
+        self.clocks = Clocks(ctas // size, chunk.padded // 32, size)
+        self.warps = self.clocks.warps  # of a cluster
         self.shift = SHIFT[granule]
         self.per_cta = chunk.shared.stride >> self.shift
         size = ctas * self.per_cta
@@ -45,6 +47,10 @@ class RaceDetector:
         self.write_pc = np.zeros(size, np.int32)
         self.reads = np.zeros((size, self.clocks.readers), np.int32)
         self.read_pc = np.zeros(size, np.int32)
+        #: In clusters, the last read by a warp of another CTA.
+        self.remote_pc = np.zeros(size, np.int32) if chunk.grid.size > 1 else None
+        #: Per warp, the clock up to which other CTAs of its cluster may see its writes.
+        self.released = np.zeros(chunk.L >> 5, np.int32)
         self.in_flight = np.zeros(size, bool)
         self.flying = False
         self.atomic_write = np.zeros(size, bool)
@@ -53,8 +59,8 @@ class RaceDetector:
         self.store_reads = np.zeros((size >> _CHUNK - self.shift) + 1, np.int32)
         self.storing = False
         #: Per warp, the clock up to which async units see its writes, and its mbarrier.init.
-        self.fenced = np.zeros(ctas * self.warps, np.int32)
-        self.init_fenced = np.zeros(ctas * self.warps, np.int32)
+        self.fenced = np.zeros(chunk.L >> 5, np.int32)
+        self.init_fenced = np.zeros(chunk.L >> 5, np.int32)
 
     def _cells(self, lanes: Any, at: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
         """(warp of chunk, granule) of every granule touched, flattened granule-major."""
@@ -83,6 +89,8 @@ class RaceDetector:
         place = cell * self.reads.shape[1] + self.clocks.local[warp]
         self.reads.reshape(-1)[place] = self.clocks.own(warp)
         self.read_pc[cell] = ins.pc
+        if self.remote_pc is not None:
+            self.remote_pc[cell[cell // self.per_cta != self.c.cta_of_lane[warp << 5]]] = ins.pc
 
     def write(
         self, ins: Ins, c: Any, ix: Any, at: np.ndarray, n: int, value: np.ndarray | None
@@ -147,6 +155,18 @@ class RaceDetector:
             copied = self.write_agent[cell[bad.argmax()]] >= self.clocks.readers
             what, hint = ("bulk copy", _BULK_HINT) if copied else ("write", _HINT)
             self._report(ins, warp, cell, bad, verb, what, self.write_pc, hint)
+        if self.remote_pc is not None and verb == "read":
+            self._check_released(ins, warp, cell)
+
+    def _check_released(self, ins: Ins, warp: np.ndarray, cell: np.ndarray) -> None:
+        """Other CTAs see a thread's writes only after a release at the scope of the cluster."""
+        writer, cta = self.write_agent.take(cell), self.c.cta_of_lane
+        mine = self.clocks.cluster[warp] * self.warps + np.minimum(writer, self.warps - 1)
+        bad = (writer < self.warps) & (cta[mine << 5] != cta[warp << 5])
+        bad &= self.write_clock.take(cell) > self.released[mine]
+        if bad.any():
+            what = "write that was not released to the cluster"
+            self._report(ins, warp, cell, bad, "read", what, self.write_pc, _RELEASE_HINT)
 
     def _check_reads(
         self, ins: Ins, warp: np.ndarray, cell: np.ndarray, changed: Any, verb: str = "write"
@@ -172,7 +192,7 @@ class RaceDetector:
     ) -> None:
         """An asynchronous unit sees a thread's writes only after a proxy fence of that thread."""
         writer = self.write_agent.take(cell)
-        mine = self.clocks.cta[warp] * self.warps + np.minimum(writer, self.warps - 1)
+        mine = self.clocks.cluster[warp] * self.warps + np.minimum(writer, self.warps - 1)
         bad = (writer < self.warps) & (self.write_clock.take(cell) > self.fenced[mine])
         if bad.any():
             what, hint = "write that no fence.proxy.async followed", _FENCE_HINT
@@ -214,13 +234,17 @@ class RaceDetector:
         k = int(np.flatnonzero(bad)[0])
         code = self.c.launch.program.code
         rival = code[int(pcs[cell[k]])] if pcs is not None else ins
-        offset = int(cell[k] % self.per_cta) << self.shift
+        cta, offset = divmod(int(cell[k]), self.per_cta)
+        offset <<= self.shift
+        place = ""
+        if cta != self.c.cta_of_lane[warp[k] * 32]:
+            place = f" of CTA {self.c.cta_name(cta)}"
         where = f"PTX line {rival.line}"
         if rival.loc:
             where = f"{rival.loc[0]}:{rival.loc[1]}:{rival.loc[2]} ({where})"
         message = (
-            f"{verb} of shared memory at offset {offset:#x} is not ordered after the {other} at "
-            f"{where}; {int(bad.sum())} words affected"
+            f"{verb} of shared memory{place} at offset {offset:#x} is not ordered after the "
+            f"{other} at {where}; {int(bad.sum())} words affected"
         )
         lanes = np.unique(warp[bad]) * 32
         raise error(
@@ -250,7 +274,47 @@ class RaceDetector:
         """The mbarriers that these warps initialised are visible to async units."""
         warps = np.unique(lanes >> 5)
         self.init_fenced[warps] = self.clocks.own(warps)
-        self.clocks.tick(warps)
+        self.clocks.fence(lanes)
+
+    def release_fence(self, lanes: np.ndarray) -> None:
+        """What these warps know goes with their relaxed arrivals."""
+        self.release_to_cluster(lanes)
+        self.clocks.fence(lanes)
+
+    def release_to_cluster(self, lanes: np.ndarray) -> None:
+        """Other CTAs may see the writes that these warps know of."""
+        if self.remote_pc is not None:
+            warps = np.unique(lanes >> 5)
+            known = self.clocks.table[warps, : self.warps]
+            np.maximum.at(self.released.reshape(-1, self.warps), self.clocks.cluster[warps], known)
+
+    def ended(self, ctas: np.ndarray) -> None:
+        """CTAs of clusters end: every access of others must come before the end of a warp."""
+        assert self.remote_pc is not None
+        clocks, width = self.clocks, self.c.padded >> 5
+        for cta in ctas:
+            warps = np.arange(cta * width, (cta + 1) * width)
+            known = clocks.table[warps].max(0)
+            others = np.flatnonzero(clocks.rank[: self.warps] != clocks.rank[warps[0]])
+            cells = np.arange(cta * self.per_cta, (cta + 1) * self.per_cta)
+            writer = self.write_agent[cells]
+            watched = np.isin(writer, others) | (writer >= clocks.readers)  # or bulk copies
+            late = watched & (self.write_clock[cells] > known[writer])
+            if late.any():
+                self._outlived(cta, int(writer[late][0]), self.write_pc[cells[late][0]])
+            late = self.reads[np.ix_(cells, others)] > known[others]
+            if late.any():
+                k, j = np.argwhere(late)[0]
+                self._outlived(cta, int(others[j]), self.remote_pc[cells[k]])
+
+    def _outlived(self, cta: int, agent: int, pc: int) -> None:
+        warp = int(cta) * (self.c.padded >> 5)
+        if agent < self.warps:
+            warp = int(cta) // self.clocks.size * self.warps + agent
+        ins, lane = self.c.launch.program.code[int(pc)], warp * 32
+        name = self.c.cta_name(int(cta))
+        message = f"CTA {name} may end before this access to its shared memory is over"
+        raise error(SharedRace, ins, self.c, [lane], message, _END_HINT)
 
     # -- mbarriers
     def object_made(self, ins: Ins, lanes: np.ndarray, at: np.ndarray) -> None:
@@ -262,7 +326,7 @@ class RaceDetector:
         warp, cell = self._cells(lanes, at, 8)
         self._check_writes(ins, warp, cell, "use of an mbarrier", None)
         if by_copy:
-            mine = self.clocks.cta[warp] * self.warps + self.write_agent.take(cell)
+            mine = self.clocks.cluster[warp] * self.warps + self.write_agent.take(cell)
             seen = np.maximum(self.fenced[mine], self.init_fenced[mine])
             bad = self.write_clock.take(cell) > seen
             if bad.any():
@@ -294,10 +358,20 @@ class RaceDetector:
         self._check_writes(ins, warp, cell, "copy", None)
         self._check_reads(ins, warp, cell, None, "copy")
         self._check_fenced(ins, warp, cell, "copy", "the copy")
+        if self.remote_pc is not None:
+            self._check_same_target(ins, warp, cell)
         self._record_write(ins, warp, cell)
         self.reads[cell] = 0  # what comes after this write comes after them
         self.in_flight[cell] = self.flying = True
         self.atomic_write[cell] = False
+
+    def _check_same_target(self, ins: Ins, warp: np.ndarray, cell: np.ndarray) -> None:
+        """Copies that CTAs of a cluster issue at once to one place."""
+        order = np.arange(len(cell), dtype=np.int32)
+        self.scratch[cell] = order
+        clash = self.scratch[cell] != order
+        if clash.any():
+            self._report(ins, warp, cell, clash, "copy", "copy by another thread", None, _BULK_HINT)
 
     def bulk_land(
         self, lanes: np.ndarray, chunks: np.ndarray, thing: np.ndarray, phase: np.ndarray
@@ -324,6 +398,10 @@ class RaceDetector:
     def store_done(self, ins: Ins, lanes: np.ndarray, chunks: np.ndarray) -> None:
         """The issuing threads have waited: these are reads of theirs like others."""
         self._record_read(ins, *self._chunk_cells(lanes, chunks))
+        self.source_read(chunks)
+
+    def source_read(self, chunks: np.ndarray) -> None:
+        """A bulk copy has read chunks [lanes, n]."""
         np.subtract.at(self.store_reads, chunks.reshape(-1) >> _CHUNK, 1)
 
     # -- wgmma

@@ -327,6 +327,9 @@ class Scheduler:
         c = self.c
         parked = np.flatnonzero(c.live)
         at_meeting = parked[self.at_meeting[parked]]
+        elsewhere = parked[~self.at_meeting[parked]]
+        # Lanes whose warp waits elsewhere are kept by that.
+        at_meeting = at_meeting[~np.isin(at_meeting >> 5, elsewhere >> 5)]
         if len(at_meeting):
             ins = self.program.code[int(c.lane_pc[at_meeting[0]])]
             hint = "the membermask must name exactly the lanes that reach the instruction"

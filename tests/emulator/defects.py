@@ -50,6 +50,9 @@ _KINDS = {
     "bar.sync": r"(bar|barrier\.cta|barrier)\.sync",
     "bar.arrive": r"(bar|barrier\.cta|barrier)\.arrive",
     "bar.red": r"(bar|barrier\.cta|barrier)\.red",
+    "cluster arrive": r"barrier\.cluster\.arrive",
+    "cluster wait": r"barrier\.cluster\.wait",
+    "mapa": r"mapa",
     "fence.proxy.async": r"fence\.proxy\.async",
     "fence.mbarrier_init": r"fence\.mbarrier_init",
     "wgmma.fence": r"wgmma\.fence",
@@ -266,6 +269,15 @@ def _barrier(ins: Instruction) -> Iterator[Edit]:
             yield "-32 threads", _plus(ins, operands, 1, -32)
 
 
+def _cluster_arrival(ins: Instruction) -> Iterator[Edit]:
+    if "relaxed" not in ins.op:
+        yield "relaxed", [ins.text().replace(".release", "").replace("arrive", "arrive.relaxed")]
+
+
+def _mapping(ins: Instruction) -> Iterator[Edit]:
+    yield "to the other CTA", _plus(ins, _operands(ins.args), 2, 1, "xor.b32")
+
+
 def _groups(ins: Instruction) -> Iterator[Edit]:
     if ins.args:  # not wait_all
         yield "one group less", _plus(ins, [ins.args.strip()], 0, 1)
@@ -309,6 +321,8 @@ def _other_slot(ins: Instruction, before: list[Instruction]) -> Iterator[Edit]:
 _RULES: dict[str, Callable[[Instruction], Iterator[Edit]]] = {
     "bar.sync": _barrier,
     "bar.arrive": _barrier,
+    "cluster arrive": _cluster_arrival,
+    "mapa": _mapping,
     "bulk load": _coordinates,
     "bulk store": _coordinates,
     "bulk.wait_group": _groups,

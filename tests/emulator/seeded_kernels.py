@@ -21,7 +21,7 @@ from minitriton import execute
 from minitriton.compiled import CompiledKernel
 from minitriton.jit import Kernel
 from minitriton.passes import warp_split
-from tests.emulator import seeded_ptx
+from tests.emulator import cluster_gemm, seeded_ptx
 from tests.emulator.defects import Policy, Subject, Trial
 
 BF16 = torch.bfloat16
@@ -317,6 +317,7 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
         attention_subject, 64, 32, (128, 32), 2, specialize=True, num_warps=8, num_stages=2
     ),
     "warp-specialised": lambda: Subject(seeded_ptx.PTX, seeded_ptx.load),
+    "matmul, cluster": lambda: Subject(cluster_gemm.PTX, cluster_gemm.load),
     "rows": functools.partial(rows_subject, 3, 256, target="sm_80"),
     "turns": functools.partial(turns_subject, 2, 16, 32, target="sm_80"),
 }

@@ -231,6 +231,12 @@ def test_other_forms_are_refused(text: str) -> None:
         run(kernel(text))
 
 
+def test_deadlock_names_what_keeps_the_lanes_of_a_warp() -> None:
+    lonely = f"{init(2)} @%p1 bra HERE; {wait('%r11', '0')} HERE: bar.warp.sync -1;"
+    with pytest.raises(Deadlock, match="warp 0 lane 0 waits at .* mbarrier at shared offset"):
+        run(kernel(lonely), block=32, grid=1)
+
+
 # -- cluster of one CTA
 CLUSTER = f"""
     {STORE}

@@ -47,6 +47,7 @@ _LAST_TURN = "the CTA ends with a turn that nobody takes"
 _NO_GROUPS = (
     "the other threads have issued no bulk stores: their groups are empty, their waits short"
 )
+_EXCHANGED = "two threads of a warpgroup release a stage, one for each CTA: they change places"
 _REGISTERS = "consumers keep the registers of the launch: a matter of speed, or of not assembling"
 
 #: By kernel and mutant, why it is no defect.
@@ -152,6 +153,7 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "bar.sync 6/6: removed": _LAST_TURN,
     },
     "warp-specialised": {"setmaxnreg 2/2: removed": _REGISTERS},
+    "matmul, cluster": {"mapa 1/1: to the other CTA": _EXCHANGED},
 }
 #: Kinds of instructions to which a kernel's mutants are kept, for time: the rest is as elsewhere.
 ONLY = {"attention, specialised": ("bar.", "wgmma.", "mbarrier.arrive", "mbarrier wait", "setmax")}
@@ -170,6 +172,7 @@ LEAST = {
     "matmul in tf32, specialised": 50,
     "attention, specialised": 60,
     "warp-specialised": 60,
+    "matmul, cluster": 40,
     "rows": 10,
     "turns": 10,
 }

@@ -337,8 +337,8 @@ def test_other_ways_to_name_a_map() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-        ".multicast::cluster [tile], [%d20, {0, 0}], [bars], %h1;",
+        "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group.multicast::cluster"
+        " [%d20, {0, 0}], [tile], %h1;",
         "cp.async.bulk.tensor.3d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes"
         " [tile], [%d20, {0, 0, 0}], [bars], {%h1};",
         "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.bulk_group [%d20, {0, 0}], [tile];",
