@@ -26,14 +26,13 @@ from minitriton.ir.target import Target
 from minitriton.ir.types import bit_width
 from minitriton.passes.affine import AffineAnalysis
 from minitriton.passes.ahead_of_time import AheadOfTime, is_scalar_load
-from minitriton.passes.dead_arguments import pass_through_dead_arguments
 from minitriton.passes.global_order import may_overwrite
-from minitriton.passes.loop_arguments import give_results, with_arguments
+from minitriton.passes.loop_arguments import give_results, with_arguments, yield_also
 from minitriton.passes.multi_buffer import SLT, Staged, compare, is_fixed, rewrite_loop
 from minitriton.passes.op_classes import LOOPS, is_tile
 from minitriton.passes.remarks import add_remark
 from minitriton.passes.shared_usage import SHARED_RESERVE
-from minitriton.passes.simplify import share_loads, upstream
+from minitriton.passes.simplify import drop_leftovers
 from minitriton.passes.tile_pass import PassOptions
 from minitriton.passes.traversal import (
     Value,
@@ -41,7 +40,6 @@ from minitriton.passes.traversal import (
     is_used,
     kernel_of,
     ops_of,
-    terminator_of,
     walk,
 )
 
@@ -61,9 +59,7 @@ def run(module: ir.Module, target: Target, options: PassOptions) -> None:
     for loop in loops:
         changed |= _rewrite(module, loop, facts, target)
     if changed:
-        pass_through_dead_arguments(function.regions[0].blocks[0])
-        upstream(module, options)
-        share_loads(kernel_of(module).regions[0].blocks[0])
+        drop_leftovers(module, options)
 
 
 def _rewrite(module: ir.Module, loop: ir.Operation, facts: AxisFacts, target: Target) -> bool:
@@ -113,11 +109,7 @@ def _carry_scalars(loop: ir.Operation) -> None:
     for op, argument in zip(loads, arguments, strict=True):
         op.results[0].replace_all_uses_with(argument)
         op.erase()
-    end = terminator_of(ahead.body)
-    Builder(ir.InsertionPoint(end), loop.location).create(
-        "scf.yield", [], [*end.operands, *following]
-    )
-    end.erase()
+    yield_also(new, following)
     give_results(loop, new)
     loop.erase()
 

@@ -16,20 +16,21 @@ from math import prod
 
 from minitriton.ir.mlir import ir
 from minitriton.passes.global_order import may_overwrite
-from minitriton.passes.op_classes import LOOPS, WRITES_IN_LOOP, is_tile
+from minitriton.passes.op_classes import LOOPS, MOVES, WRITES_IN_LOOP, is_tile
 from minitriton.passes.shared_usage import element_bytes
 from minitriton.passes.traversal import (
     Value,
+    around_in,
     attributes_of,
-    defining_op,
     fills_with_zero,
+    is_used,
+    made_by,
     ops_of,
     walk,
 )
 from minitriton.passes.warpgroup_dots import fits
 
 REGISTERS = 168  # per thread, for results and operands of the dots of a loop, of some 240
-_MOVES = ("mt.convert_layout", "mt.trans")
 
 
 @dataclass(frozen=True)
@@ -51,10 +52,10 @@ class Brought:
     def put_back(self) -> None:
         """Makes the loop what it was."""
         for dot, number, value in self.before:
-            chain = _chain(dot.operands[number])
+            chain = made_by(dot.operands[number])
             dot.operands[number] = value
             for op in reversed(chain):
-                if not any(True for _ in op.results[0].uses):
+                if not is_used(op):
                     op.erase()
 
 
@@ -84,20 +85,9 @@ def bring_in(loop: ir.Operation, entry: ir.Block, warps: int) -> Brought | None:
 def _uses(dot: ir.Operation, loop: ir.Operation) -> list[_Use]:
     found = []
     for number in (0, 1):
-        chain = _chain(dot.operands[number])
-        outside = chain and chain[0].name == "mt.load" and not _is_inside(chain[0], loop)
-        if outside and all(op.name in _MOVES for op in chain[1:]):
+        chain = made_by(dot.operands[number])
+        if chain and chain[0].name == "mt.load" and not _is_inside(chain[0], loop):
             found.append(_Use(dot, number, tuple(chain)))
-    return found
-
-
-def _chain(value: Value) -> list[ir.Operation]:
-    """What makes `value`: changes of layout and order, and the op before them."""
-    found: list[ir.Operation] = []
-    op = defining_op(value)
-    while op is not None:
-        found.insert(0, op)
-        op = defining_op(op.operands[0]) if op.name in _MOVES else None
     return found
 
 
@@ -115,11 +105,7 @@ def _may_move(load: ir.Operation, loop: ir.Operation, entry: ir.Block) -> bool:
         return False
     if not is_tile(load.results[0]) or not _only_dots(load):
         return False
-    around = loop
-    while around.block != load.block:
-        around = around.parent.operation
-        if around.name == "func.func":
-            return False
+    around = around_in(load.block, loop)
     if around.name in LOOPS and may_overwrite(around, [load], entry):
         return False
     ops = ops_of(load.block)
@@ -131,7 +117,7 @@ def _may_move(load: ir.Operation, loop: ir.Operation, entry: ir.Block) -> bool:
 
 def _only_dots(op: ir.Operation) -> bool:
     users = [use.owner.operation for use in op.results[0].uses]
-    return all(fits(user) or (user.name in _MOVES and _only_dots(user)) for user in users)
+    return all(fits(user) or (user.name in MOVES and _only_dots(user)) for user in users)
 
 
 def _words(load: ir.Operation) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from minitriton.ir.builder import Builder
 from minitriton.ir.mlir import ir
-from minitriton.passes.traversal import Value, attributes_of
+from minitriton.passes.traversal import Value, attributes_of, terminator_of
 
 
 def with_arguments(loop: ir.Operation, starts: Sequence[Value]) -> tuple[ir.Operation, list[Value]]:
@@ -18,6 +18,14 @@ def with_arguments(loop: ir.Operation, starts: Sequence[Value]) -> tuple[ir.Oper
     body = loop.regions[0].blocks[0]
     body.append_to(new.regions[0])
     return new, [body.add_argument(value.type, loop.location) for value in starts]
+
+
+def yield_also(loop: ir.Operation, values: Sequence[Value]) -> None:
+    """The body of `loop` yields `values` for its further iter args."""
+    end = terminator_of(loop.regions[0].blocks[0])
+    builder = Builder(ir.InsertionPoint(end), loop.location)
+    builder.create("scf.yield", [], [*end.operands, *values])
+    end.erase()
 
 
 def give_results(loop: ir.Operation, new: ir.Operation) -> None:

@@ -16,7 +16,7 @@ from minitriton.ir.linear_layout import LinearLayout
 from minitriton.ir.mlir import ir
 from minitriton.passes.affine import AffineAnalysis
 from minitriton.passes.ahead_of_time import AheadOfTime
-from minitriton.passes.loop_arguments import give_results, with_arguments
+from minitriton.passes.loop_arguments import give_results, with_arguments, yield_also
 from minitriton.passes.products_in_flight import (
     Flights,
     keep_in_flight,
@@ -189,14 +189,12 @@ def _fill_body(
         meet_again(flights, lambda at: copies.issue(known, fill, at, first=False))
     else:
         copies.issue(known, fill, builder, first=False)
-    end = terminator_of(body)
-    tail = Builder(ir.InsertionPoint(end), location)
+    tail = Builder(ir.InsertionPoint(terminator_of(body)), location)
     updates = [ahead.clone(ahead.updates[index], known, tail) for index in ahead.carried]
     slots = [next_slot(fill, stages, tail), next_slot(read, stages, tail)]
     if parity is not None:
         slots.append(next_parity(parity, read, stages, tail))
-    tail.create("scf.yield", [], [*end.operands, *updates, *slots])
-    end.erase()
+    yield_also(new, [*updates, *slots])
     for buffer in copies.buffers:
         buffer.load.erase()
     return flights

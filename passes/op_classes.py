@@ -14,6 +14,8 @@ SHAPE_OPS = frozenset(
     f"mt.{name}"
     for name in ("expand_dims", "broadcast", "reshape", "trans", "join", "split", "cat")
 )
+# Ops that hand a tile on to what reads it, in another layout or order.
+MOVES = frozenset(("mt.convert_layout", "mt.trans"))
 MEMORY_ACCESS = frozenset(("mt.load", "mt.store", "mt.atomic_rmw", "mt.atomic_cas"))
 # Ops after which values read from global memory before may be stale.
 MAY_WRITE = frozenset(

@@ -21,7 +21,8 @@ from minitriton.ir.mlir import ir
 from minitriton.ir.target import Target
 from minitriton.passes.affine import ONE, AffineAnalysis
 from minitriton.passes.dead_arguments import pass_through_dead_arguments
-from minitriton.passes.loop_arguments import give_results, with_arguments
+from minitriton.passes.loop_arguments import give_results, with_arguments, yield_also
+from minitriton.passes.products_in_flight import ACCUMULATOR
 from minitriton.passes.remarks import add_remark
 from minitriton.passes.simplify import upstream
 from minitriton.passes.tensor_maps import NotAffine
@@ -48,7 +49,6 @@ from minitriton.passes.warpgroup_dots import (
     tile_fits,
 )
 
-ACCUMULATOR = 2  # operand number of a dot
 WORD_BYTES = 4  # what threads copy at least
 
 
@@ -168,12 +168,8 @@ def _swapped(dot: ir.Operation) -> ir.Operation:
     around, (argument,) = with_arguments(loop, [start])
     new = _product(dot, argument, builder)
     body = around.regions[0].blocks[0]
-    end = terminator_of(body)
-    yielded = list(end.operands)
-    yielded[index] = body.arguments[1 + index]
-    tail = Builder(ir.InsertionPoint(end), loop.location)
-    tail.create("scf.yield", [], [*yielded, new.results[0]])
-    end.erase()
+    terminator_of(body).operands[index] = body.arguments[1 + index]
+    yield_also(around, [new.results[0]])
     dot.erase()
     give_results(loop, around)
     result = around.results[index]

@@ -23,7 +23,7 @@ from minitriton.passes.multi_buffer import EQ, Staged, compare
 from minitriton.passes.op_classes import is_pure
 from minitriton.passes.producer_slice import Slice
 from minitriton.passes.products_in_flight import after
-from minitriton.passes.traversal import Value, defining_op, kernel_of, ops_of, walk
+from minitriton.passes.traversal import Value, kernel_of, ops_of, origin, walk
 
 NUM_GROUPS = 2
 
@@ -46,7 +46,7 @@ def refusal(module: ir.Module, loop: ir.Operation, staged: Sequence[Staged]) -> 
     if any(dot.block != body for dot in dots):
         return "the kernel multiplies elsewhere, too"
     loads = [s.load for s in staged]
-    if any(_origin(value) not in loads for dot in dots for value in list(dot.operands)[:2]):
+    if any(origin(value) not in loads for dot in dots for value in list(dot.operands)[:2]):
         return "threads calculate an operand, which would not overlap with products"
     reason = persist.refusal(function, [loop], [])
     if reason is not None:
@@ -54,14 +54,6 @@ def refusal(module: ir.Module, loop: ir.Operation, staged: Sequence[Staged]) -> 
     if any(op.block != loop.block or not is_pure(op.name) for op in _bounds(loop)):
         return "how often it runs is not known before the first program"
     return None
-
-
-def _origin(value: Value) -> ir.Operation | None:
-    """What makes an operand, before changes of its layout."""
-    op = defining_op(value)
-    while op is not None and op.name in ("mt.convert_layout", "mt.trans"):
-        op = defining_op(op.operands[0])
-    return op
 
 
 def _bounds(loop: ir.Operation) -> list[ir.Operation]:

@@ -28,14 +28,13 @@ from minitriton.ir.target import Target
 from minitriton.ir.types import bit_width
 from minitriton.passes.affine import ONE, AffineAnalysis
 from minitriton.passes.ahead_of_time import AheadOfTime
-from minitriton.passes.dead_arguments import pass_through_dead_arguments
 from minitriton.passes.global_order import may_overwrite
 from minitriton.passes.held_operands import Brought, bring_in
 from minitriton.passes.multi_buffer import Staged, is_fixed, rewrite_loop
 from minitriton.passes.op_classes import is_elementwise, is_tile, widens
 from minitriton.passes.remarks import add_remark
 from minitriton.passes.shared_usage import SHARED_RESERVE
-from minitriton.passes.simplify import share_loads, upstream
+from minitriton.passes.simplify import drop_leftovers
 from minitriton.passes.tensor_maps import NotAffine
 from minitriton.passes.tensor_maps import plan as plan_map
 from minitriton.passes.tile_pass import PassOptions
@@ -82,9 +81,7 @@ def run(module: ir.Module, target: Target, options: PassOptions) -> None:
         changed |= done
     warps.finish()
     if changed:
-        pass_through_dead_arguments(function.regions[0].blocks[0])
-        upstream(module, options)
-        share_loads(kernel_of(module).regions[0].blocks[0])
+        drop_leftovers(module, options)
 
 
 def _pipeline(

@@ -17,7 +17,14 @@ from dataclasses import dataclass, field
 from minitriton.ir.builder import Builder, i32_attr
 from minitriton.ir.dialect import MemType
 from minitriton.ir.mlir import ir
-from minitriton.passes.traversal import Value, block_of, defining_op, ops_of, terminator_of
+from minitriton.passes.traversal import (
+    Value,
+    around_in,
+    block_of,
+    defining_op,
+    ops_of,
+    terminator_of,
+)
 from minitriton.passes.warpgroup_dots import ADJACENT_ROWS
 
 ACCUMULATOR = 2  # operand number of a dot
@@ -171,12 +178,7 @@ class _Plan:
 
     def _first(self, uses: Sequence[ir.OpOperand]) -> ir.Operation:
         """The first op of the body that uses a value or has such an op inside."""
-        owners = []
-        for use in uses:
-            owner = use.owner.operation
-            while owner.block != self.body:
-                owner = owner.parent.operation
-            owners.append(owner)
+        owners = [around_in(self.body, use.owner.operation) for use in uses]
         return min(owners, key=self.place.__getitem__)
 
     def _may_overwrite_left(self, dot: ir.Operation) -> bool:

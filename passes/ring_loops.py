@@ -22,7 +22,7 @@ from minitriton.ir.tensor_map_specs import add_spec
 from minitriton.ir.warp_roles import PRODUCER
 from minitriton.passes.affine import AffineAnalysis
 from minitriton.passes.ahead_of_time import AheadOfTime
-from minitriton.passes.loop_arguments import give_results, with_arguments
+from minitriton.passes.loop_arguments import give_results, with_arguments, yield_also
 from minitriton.passes.map_terms import Rebuild
 from minitriton.passes.multi_buffer import (
     NE,
@@ -34,6 +34,7 @@ from minitriton.passes.multi_buffer import (
     next_slot,
     read_from,
 )
+from minitriton.passes.op_classes import MOVES
 from minitriton.passes.products_in_flight import (
     Flights,
     after,
@@ -46,7 +47,7 @@ from minitriton.passes.shared_usage import VIEWS
 from minitriton.passes.slots import barrier_at
 from minitriton.passes.tensor_maps import MapPlan
 from minitriton.passes.tma_copies import copy_boxes, described
-from minitriton.passes.traversal import Value, ops_of, terminator_of
+from minitriton.passes.traversal import Value, around_in, ops_of, terminator_of
 from minitriton.passes.warpgroup_dots import use_warpgroups
 
 
@@ -68,10 +69,11 @@ class _Place:
 
 def groups_of(loop: ir.Operation, staged: Sequence[Staged]) -> list[list[Staged]]:
     """The loads by what reads them: those that are needed together share a ring."""
-    place = {op: number for number, op in enumerate(ops_of(loop.regions[0].blocks[0]))}
+    body = loop.regions[0].blocks[0]
+    place = {op: number for number, op in enumerate(ops_of(body))}
     groups: dict[tuple[int, ...], list[Staged]] = {}
     for s in staged:
-        readers = {place[_in_body(user, loop)] for user in _users(s.load.results[0])}
+        readers = {place[around_in(body, user)] for user in _users(s.load.results[0])}
         groups.setdefault(tuple(sorted(readers)), []).append(s)
     return list(groups.values())
 
@@ -81,16 +83,8 @@ def _users(value: Value) -> list[ir.Operation]:
     found = []
     for use in value.uses:
         user = use.owner.operation
-        through = user.name in ("mt.convert_layout", "mt.trans")
-        found += _users(user.results[0]) if through else [user]
+        found += _users(user.results[0]) if user.name in MOVES else [user]
     return found
-
-
-def _in_body(op: ir.Operation, loop: ir.Operation) -> ir.Operation:
-    """The op of the loop's body that `op` is or is inside."""
-    while op.parent.operation != loop:
-        op = op.parent.operation
-    return op
 
 
 def specialize_loop(
@@ -113,11 +107,8 @@ def specialize_loop(
     views = [[read_from(place, slot) for place in group] for group in places]
     flights = keep_in_flight(body, use_warpgroups(body))
     stages = moving.rings.stages
-    end = terminator_of(body)
-    tail = Builder(ir.InsertionPoint(end), loop.location)
-    following = [next_slot(slot, stages, tail), next_parity(parity, slot, stages, tail)]
-    tail.create("scf.yield", [], [*end.operands, *following])
-    end.erase()
+    tail = Builder(ir.InsertionPoint(terminator_of(body)), loop.location)
+    yield_also(new, [next_slot(slot, stages, tail), next_parity(parity, slot, stages, tail)])
     consumer = _Consumer(new, flights, stages)
     late = [
         ring
@@ -245,7 +236,7 @@ class _Consumer:
         """Waits for a slot before its first reader, gives it back after the last; whether that is
         in the next iteration."""
         ops = ops_of(self._body)
-        readers = {_in_body(op, self._loop) for view in views for op in _readers(view)}
+        readers = {around_in(self._body, op) for view in views for op in _readers(view)}
         first = min(readers, key=ops.index)
         builder = Builder(ir.InsertionPoint(first), first.location)
         builder.create("mt.mbarrier_wait", [], [barrier_at(ring.full, slot, builder), parity])

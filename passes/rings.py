@@ -15,7 +15,7 @@ from minitriton.ir.builder import Builder, i32_attr
 from minitriton.ir.dialect import MemType
 from minitriton.ir.encoding import mem_layout
 from minitriton.ir.mlir import ir
-from minitriton.passes.loop_arguments import give_results, with_arguments
+from minitriton.passes.loop_arguments import give_results, with_arguments, yield_also
 from minitriton.passes.slots import allocate_barriers, allocate_slots
 from minitriton.passes.traversal import (
     Value,
@@ -107,11 +107,7 @@ class _Carrier:
     def of(loop: ir.Operation, state: tuple[Value, Value]) -> _Carrier:
         """`loop` made anew with two further iter args, unchanged so far."""
         new, arguments = with_arguments(loop, state)
-        end = terminator_of(new.regions[0].blocks[0])
-        Builder(ir.InsertionPoint(end), loop.location).create(
-            "scf.yield", [], [*end.operands, *arguments]
-        )
-        end.erase()
+        yield_also(new, arguments)
         give_results(loop, new)
         place = len(loop.results)
         loop.erase()

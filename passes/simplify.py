@@ -41,6 +41,13 @@ def run(module: ir.Module, target: Target, options: PassOptions) -> None:
     upstream(module, options)
 
 
+def drop_leftovers(module: ir.Module, options: PassOptions) -> None:
+    """After loads became copies: what only their addresses were for. Like `upstream`."""
+    pass_through_dead_arguments(kernel_of(module).regions[0].blocks[0])
+    upstream(module, options)
+    share_loads(kernel_of(module).regions[0].blocks[0])
+
+
 def upstream(module: ir.Module, options: PassOptions) -> None:
     """MLIR's own canonicalize and cse. Ops held in Python are invalid afterwards."""
     _manager(options.check).run(module.operation)

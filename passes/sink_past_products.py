@@ -16,7 +16,15 @@ from minitriton.ir.target import Target
 from minitriton.ir.warp_roles import GROUPS, PRODUCER
 from minitriton.passes.op_classes import is_pure
 from minitriton.passes.tile_pass import PassOptions
-from minitriton.passes.traversal import Value, defining_op, kernel_of, ops_of, walk
+from minitriton.passes.traversal import (
+    Value,
+    around_in,
+    defining_op,
+    is_used,
+    kernel_of,
+    ops_of,
+    walk,
+)
 
 
 def run(module: ir.Module, target: Target, options: PassOptions) -> None:
@@ -40,7 +48,7 @@ def _sink(turn_pass: ir.Operation) -> None:
     for op in reversed([op for op in before if _is_movable(op) and op not in needed]):
         late, first = [], None
         for use in op.results[0].uses:
-            around = _around(use.owner.operation, op.block)
+            around = around_in(op.block, use.owner.operation)
             if turn_pass.is_before_in_block(around):
                 late.append((use.owner.operation, use.operand_number))
                 first = around if first is None or around.is_before_in_block(first) else first
@@ -49,7 +57,7 @@ def _sink(turn_pass: ir.Operation) -> None:
         copy = op.clone(ir.InsertionPoint(first))
         for user, number in late:
             user.operands[number] = copy.results[0]
-        if not any(True for _ in op.results[0].uses):
+        if not is_used(op):
             op.erase()
 
 
@@ -84,10 +92,3 @@ def _only_copied(op: ir.Operation) -> bool:
         return False
     users = [use.owner.operation for use in op.results[0].uses]
     return all(PRODUCER in user.attributes or _only_copied(user) for user in users)
-
-
-def _around(op: ir.Operation, block: ir.Block) -> ir.Operation:
-    """The op of `block` that `op` is or is inside."""
-    while op.block != block:
-        op = op.parent.operation
-    return op

@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 from minitriton.ir.diagnostics import InternalError
 from minitriton.ir.mlir import ir
+from minitriton.passes.op_classes import MOVES
 
 Value: TypeAlias = ir.Value
 
@@ -73,6 +74,30 @@ def block_of(value: Value) -> ir.Block:
     if isinstance(value, ir.BlockArgument):
         return value.owner
     return value.owner.operation.block
+
+
+def around_in(block: ir.Block, op: ir.Operation) -> ir.Operation:
+    """The op of `block` that `op`, which is somewhere below `block`, is or is inside."""
+    while op.block != block:
+        op = op.parent.operation
+    return op
+
+
+def made_by(value: Value) -> list[ir.Operation]:
+    """The op that makes `value`, and after it the changes of layout and order that follow; only
+    these where the tile is a block argument."""
+    found: list[ir.Operation] = []
+    op = defining_op(value)
+    while op is not None:
+        found.insert(0, op)
+        op = defining_op(op.operands[0]) if op.name in MOVES else None
+    return found
+
+
+def origin(value: Value) -> ir.Operation | None:
+    """What makes `value`, before changes of its layout and order; None for a block argument."""
+    first = next(iter(made_by(value)), None)
+    return None if first is None or first.name in MOVES else first
 
 
 def is_used(op: ir.Operation) -> bool:

@@ -19,7 +19,7 @@ from minitriton.passes.ahead_of_time import AheadOfTime
 from minitriton.passes.direct_rows import can_load_directly, load_directly
 from minitriton.passes.global_order import may_overwrite, outermost_loop
 from minitriton.passes.multi_buffer import Staged
-from minitriton.passes.op_classes import WRITES_IN_LOOP
+from minitriton.passes.op_classes import MOVES, WRITES_IN_LOOP
 from minitriton.passes.producer_slice import Slice
 from minitriton.passes.program_order import heaviest_first
 from minitriton.passes.remarks import add_remark
@@ -28,7 +28,7 @@ from minitriton.passes.rings import Rings
 from minitriton.passes.shared_usage import SHARED_RESERVE, buffer_bytes, scratch_of
 from minitriton.passes.tile_pass import PassOptions
 from minitriton.passes.tma_copies import atoms_of
-from minitriton.passes.traversal import defining_op, int_attribute, kernel_of, ops_of, walk
+from minitriton.passes.traversal import int_attribute, kernel_of, ops_of, origin, walk
 from minitriton.passes.warpgroup_dots import GROUP_WARPS, fits
 
 # Two warpgroups, with one program or, of 4 warps, one each (`ping_pong`); with one alone, CTAs side
@@ -167,7 +167,7 @@ class WarpSplit:
             return "its products have too many results: ptxas would wait for each wgmma"
         if "mt.maxnreg" in top.attributes or int_attribute(top, "mt.num_ctas", 1) > 1:
             return "the kernel sets maxnreg or num_ctas"
-        if any(use.owner.operation.name not in ("mt.convert_layout", "mt.trans")
+        if any(use.owner.operation.name not in MOVES
                for s in staged for use in s.load.results[0].uses):  # fmt: skip
             return "what it loads is also used as it comes"
         function = kernel_of(self._module)
@@ -240,12 +240,11 @@ def _is_stored(op: ir.Operation) -> bool:
 
 def _becomes_a_read(op: ir.Operation) -> bool:
     """A change of layout straight after a load in a loop: pipelining makes it a read of a slot."""
-    source = op
-    while source is not None and source.name in ("mt.convert_layout", "mt.trans"):
-        source = defining_op(source.operands[0])
+    if op.name != "mt.convert_layout":
+        return False
+    source = origin(op.results[0])
     return (
-        op.name == "mt.convert_layout"
-        and source is not None
+        source is not None
         and source.name == "mt.load"
         and source.parent.operation.name == "scf.for"
     )

@@ -21,7 +21,7 @@ from minitriton.ir.linear_layout import LinearLayout
 from minitriton.ir.matrix_descriptor import MatrixDescriptor, matrix_descriptor, operand_span
 from minitriton.ir.mlir import ir
 from minitriton.ir.target import Target
-from minitriton.passes.op_classes import DIVISIONS, WRITES_IN_LOOP, is_tile
+from minitriton.passes.op_classes import DIVISIONS, MOVES, WRITES_IN_LOOP, is_tile
 from minitriton.passes.shared_usage import buffer_of
 from minitriton.passes.tile_pass import PassOptions
 from minitriton.passes.traversal import (
@@ -30,6 +30,7 @@ from minitriton.passes.traversal import (
     int_array,
     int_attribute,
     integer_constant,
+    is_used,
     ops_of,
     splat_constant,
     walk,
@@ -159,7 +160,7 @@ def is_only_multiplied(load: ir.Operation) -> bool:
     while pending:
         for use in pending.pop().uses:
             user = use.owner.operation
-            if user.name in ("mt.convert_layout", "mt.trans"):
+            if user.name in MOVES:
                 pending.append(user.results[0])
             elif user.name != "mt.dot" or use.operand_number > 1 or not is_oriented_kind(user):
                 return False
@@ -251,13 +252,9 @@ def _convert(op: ir.Operation) -> ir.Operation | None:
     op.results[0].replace_all_uses_with(new.results[0])
     op.erase()
     for load in dict.fromkeys(loads):
-        if load is not None and load.name == "mt.local_load" and _unused(load.results[0]):
+        if load is not None and load.name == "mt.local_load" and not is_used(load):
             load.erase()
     return new
-
-
-def _unused(value: Value) -> bool:
-    return not any(True for _ in value.uses)
 
 
 def _slot_behind(value: Value, op_index: int) -> Value | None:
