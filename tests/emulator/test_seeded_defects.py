@@ -50,6 +50,22 @@ _NO_GROUPS = (
 _EXCHANGED = "two threads of a warpgroup release a stage, one for each CTA: they change places"
 _REGISTERS = "consumers keep the registers of the launch: a matter of speed, or of not assembling"
 
+#: Of both products with a producer warp.
+_SPLIT_PRODUCT = {
+    "fence.mbarrier_init 1/2: removed": _OTHER_FENCE,
+    "fence.mbarrier_init 2/2: removed": _OTHER_FENCE,
+    "mbarrier.expect_tx 1/1: by every thread": _ONE_THREAD,
+    "bulk load 1/2: by every thread": _ONE_THREAD,
+    "bulk load 2/2: by every thread": _ONE_THREAD,
+    "setmaxnreg 2/2: removed": _REGISTERS,
+    "wgmma.wait_group 1/3: removed": _TWICE,
+    "wgmma.wait_group 1/3: one group less": _TWICE,
+    "wgmma.wait_group 2/3: removed": _TWICE,
+    "wgmma.wait_group 2/3: one group less": _TWICE,
+    "wgmma.wait_group 2/3: after the next mbarrier.arrive": _TWICE,
+    "bulk.wait_group 1/2: by every thread": _NO_GROUPS,
+    "bulk.wait_group 2/2: by every thread": _NO_GROUPS,
+}
 #: By kernel and mutant, why it is no defect.
 EQUIVALENT: dict[str, dict[str, str]] = {
     "matmul, TMA": {
@@ -87,37 +103,13 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "wgmma.wait_group 2/3: one group less": _NOTHING_LEFT,
     },
     "matmul, specialised": {
-        "fence.mbarrier_init 1/2: removed": _OTHER_FENCE,
-        "fence.mbarrier_init 2/2: removed": _OTHER_FENCE,
-        "mbarrier.expect_tx 1/1: by every thread": _ONE_THREAD,
-        "bulk load 1/2: by every thread": _ONE_THREAD,
-        "bulk load 2/2: by every thread": _ONE_THREAD,
-        "setmaxnreg 2/2: removed": _REGISTERS,
-        "wgmma.wait_group 1/3: removed": _TWICE,
-        "wgmma.wait_group 1/3: one group less": _TWICE,
-        "wgmma.wait_group 2/3: removed": _TWICE,
-        "wgmma.wait_group 2/3: one group less": _TWICE,
-        "wgmma.wait_group 2/3: after the next mbarrier.arrive": _TWICE,
+        **_SPLIT_PRODUCT,
         "bar.sync 2/3: another barrier": _FREE_BARRIER,
         "bar.sync 3/3: another barrier": _FREE_BARRIER,
-        "bulk.wait_group 1/2: by every thread": _NO_GROUPS,
-        "bulk.wait_group 2/2: by every thread": _NO_GROUPS,
     },
     "matmul, ping-pong": {
-        "fence.mbarrier_init 1/2: removed": _OTHER_FENCE,
-        "fence.mbarrier_init 2/2: removed": _OTHER_FENCE,
-        "mbarrier.expect_tx 1/1: by every thread": _ONE_THREAD,
-        "bulk load 1/2: by every thread": _ONE_THREAD,
-        "bulk load 2/2: by every thread": _ONE_THREAD,
-        "setmaxnreg 2/2: removed": _REGISTERS,
-        "wgmma.wait_group 1/3: removed": _TWICE,
-        "wgmma.wait_group 1/3: one group less": _TWICE,
-        "wgmma.wait_group 2/3: removed": _TWICE,
-        "wgmma.wait_group 2/3: one group less": _TWICE,
-        "wgmma.wait_group 2/3: after the next mbarrier.arrive": _TWICE,
-        "bulk.wait_group 1/2: by every thread": _NO_GROUPS,
+        **_SPLIT_PRODUCT,
         "bulk.commit_group 1/1: by every thread": _NO_GROUPS,
-        "bulk.wait_group 2/2: by every thread": _NO_GROUPS,
         "bar.sync 5/5: removed": _LAST_TURN,
     },
     "matmul of bytes": {

@@ -6,9 +6,17 @@ import torch
 import minitriton as triton
 import minitriton.language as tl
 from minitriton import execute
-from minitriton.tools.tensor_descriptor import TensorDescriptor
-from tests.kernels.test_tma import BF16, batch_kernel, descriptor_kernel, error_of
-from tests.kernels.test_warp_split import NAN, is_split, once, only_gpu, operands, product
+from tests.kernels.test_tma import BF16, error_of
+from tests.kernels.test_warp_split import (
+    NAN,
+    is_split,
+    once,
+    only_gpu,
+    operands,
+    product,
+    product_of_batches,
+    product_of_descriptors,
+)
 
 pytestmark = pytest.mark.usefixtures("hopper")
 FOUR_WARPS = {"num_warps": 4, "num_stages": 3}
@@ -52,26 +60,14 @@ def test_no_depth(device):
 
 
 def test_grids_of_two_dimensions(device):
-    m, n, k = 300, 150, 200
-    a = torch.randn(m, 208, device=device).to(BF16)[:, :k]
-    b = torch.randn(k, 160, device=device).to(BF16)[:, :n]
-    c = torch.full((m, 160), NAN, device=device)
-    compiled = descriptor_kernel[(3, 2)](
-        TensorDescriptor.from_tensor(a, [128, 64]), TensorDescriptor.from_tensor(b, [64, 128]), c,
-        m, 160, k, 128, 128, 64, num_warps=4,
-    )  # fmt: skip
-    assert plays(compiled) and error_of(a, b, c[:, :n]) < 1e-6
+    compiled, error = product_of_descriptors(device, (300, 150, 200), 4)
+    assert plays(compiled) and error < 1e-6
 
 
 @once
 def test_batches_along_the_third_axis(device, at_random):
-    a = torch.randn(3, 144, 208, device=device).to(BF16)
-    b = torch.randn(3, 208, 112, device=device).to(BF16)
-    c = torch.full((3, 144, 112), NAN, device=device)
-    compiled = batch_kernel[(2, 1, 3)](
-        a, b, c, 144, 112, 208, a.stride(0), b.stride(0), 208, 112, 128, 128, 64, num_warps=4
-    )
-    assert plays(compiled) and error_of(a, b, c) < 1e-6
+    compiled, error = product_of_batches(device, 4)
+    assert plays(compiled) and error < 1e-6
 
 
 @triton.jit

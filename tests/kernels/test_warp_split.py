@@ -93,29 +93,40 @@ def test_more_programs_than_a_persistent_kernel_counts(device, monkeypatch):
     assert error_of(a, b, c) < 1e-3 and compiled.report is not compiled.without_tma().report
 
 
-@pytest.mark.parametrize("shape", [(100, 100, 128), (300, 150, 200)], ids=str)
-def test_grids_of_two_dimensions(device, shape):
+def product_of_descriptors(device, shape, num_warps):
+    """The kernel, for a grid of two dimensions, and the error of its result."""
     m, n, k = shape
     a = torch.randn(m, 208, device=device).to(BF16)[:, :k]
     b = torch.randn(k, 160, device=device).to(BF16)[:, :n]
     c = torch.full((m, 160), NAN, device=device)
-    blocks = 128, 128, 64
     compiled = descriptor_kernel[(triton.cdiv(m, 128), triton.cdiv(n, 128))](
         TensorDescriptor.from_tensor(a, [128, 64]), TensorDescriptor.from_tensor(b, [64, 128]), c,
-        m, 160, k, *blocks, num_warps=8,
+        m, 160, k, *BLOCKS, num_warps=num_warps,
     )  # fmt: skip
-    assert is_split(compiled) and error_of(a, b, c[:, :n]) < 1e-6
+    return compiled, error_of(a, b, c[:, :n])
 
 
-@once
-def test_batches_along_the_third_axis(device, at_random):
+def product_of_batches(device, num_warps):
+    """The kernel, for a grid of three dimensions, and the error of its result."""
     a = torch.randn(3, 144, 208, device=device).to(BF16)
     b = torch.randn(3, 208, 112, device=device).to(BF16)
     c = torch.full((3, 144, 112), NAN, device=device)
     compiled = batch_kernel[(2, 1, 3)](
-        a, b, c, 144, 112, 208, a.stride(0), b.stride(0), 208, 112, *BLOCKS, num_warps=8
+        a, b, c, 144, 112, 208, a.stride(0), b.stride(0), 208, 112, *BLOCKS, num_warps=num_warps
     )
-    assert is_split(compiled) and error_of(a, b, c) < 1e-6
+    return compiled, error_of(a, b, c)
+
+
+@pytest.mark.parametrize("shape", [(100, 100, 128), (300, 150, 200)], ids=str)
+def test_grids_of_two_dimensions(device, shape):
+    compiled, error = product_of_descriptors(device, shape, 8)
+    assert is_split(compiled) and error < 1e-6
+
+
+@once
+def test_batches_along_the_third_axis(device, at_random):
+    compiled, error = product_of_batches(device, 8)
+    assert is_split(compiled) and error < 1e-6
 
 
 def heads(device, tokens, d, count=2):
