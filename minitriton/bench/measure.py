@@ -20,7 +20,7 @@ from minitriton.bench.roofline import Ceilings
 FLUSH_BYTES = 256 << 20  # several times any L2
 SPIN_HZ = 2.0e9  # at most what the clock of an SM runs at: a spin lasts at least as long as asked
 PEERS = {"fla": "fla-core", "liger": "liger-kernel"}  # contender, its package
-BLOCK_SECONDS, BLOCKS = 0.12, 3  # of back-to-back calls
+BLOCK_SECONDS, BLOCKS = 0.12, 4  # of back-to-back calls
 
 Calls = dict[str, Callable[[], Any]]
 
@@ -80,10 +80,14 @@ class Clock:
         return start, end
 
     def sustained(self, calls: Calls, once: dict[str, float]) -> dict[str, list[float]]:
-        """Seconds a call in blocks of back-to-back calls, at the clocks which power then allows."""
+        """Seconds a call in blocks of back-to-back calls, at the clocks which power then allows. In
+        an order that changes: a block begins with the heat of the one before."""
         times: dict[str, list[float]] = {name: [] for name in calls}
+        order = list(calls)
         for number in range(BLOCKS + 1):
-            for name, call in calls.items():
+            random.shuffle(order)
+            for name in order:
+                call = calls[name]
                 count = max(2, math.ceil(BLOCK_SECONDS / once[name]))
                 start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
                 start.record()
