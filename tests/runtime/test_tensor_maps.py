@@ -13,6 +13,7 @@ from tests.runtime.test_launch import FUNCTION, FakeCuda
 SPEC = {  # argument 0: base; 1: rows; 2: columns; 3: stride; the map begins two rows in
     "base": 0, "offset": [[2, [3]]], "strides": [[[1, [3]]]], "sizes": [[[1, [2]]], None],
     "box": [64, 32], "swizzle": 128, "element_bytes": 2, "element": "bf16", "non_negative": [1],
+    "spans": False, "signed": False,
 }  # fmt: skip
 
 
