@@ -157,8 +157,8 @@ def forward(call: Operands, plan: Plan, out: torch.Tensor, lse: torch.Tensor) ->
     ahead = plan.WARPGROUPS and not plan.DROPOUT and call.k.shape[1] >= LONG
     # with narrow heads the arithmetic takes longer than the products, with wide ones registers end
     ahead = ahead and 64 < plan.TILE <= 128
-    # offsets of packed sequences take the registers that the second loop would need
-    peeled = plan.WARPGROUPS and warps == 8 and not plan.PACKED
+    # offsets of packed sequences and dropout's words take the registers of a second loop
+    peeled = plan.WARPGROUPS and warps == 8 and not (plan.PACKED or plan.DROPOUT)
     plan = dataclasses.replace(
         plan, BLOCK_M=block_m, BLOCK_N=block_n, AHEAD=ahead, PEELED=peeled
     )  # fmt: skip
