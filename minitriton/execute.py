@@ -161,7 +161,9 @@ def _emulate(
 ) -> None:
     compiled.check_resources()
     pieces = {
-        i: a.memory and (a.memory.address, a.memory.nbytes) for i, (_, a) in enumerate(leaves)
+        number: (argument.memory.address, argument.memory.nbytes)
+        for number, (_, argument) in enumerate(leaves)
+        if argument.memory is not None
     }
     maps = packed(compiled.tensor_maps, [argument.value for _, argument in leaves], pieces)
     programs = math.prod(grid)

@@ -11,8 +11,8 @@ may arrive as anything. Then the outermost dimension ends where that memory does
 stay inside; every element that the mask lets through is there, or the load has no meaning.
 
 A loaded coordinate of the outermost dimension may be negative, which is no mistake where no element
-is read (an empty group) or where the argument points into the middle of its memory. At launch it
-must have no memory at index -1: then the load has a meaning only where its mask lets nothing through
+is read (an empty group) or where the argument points into the middle of its memory. At launch there
+must be no memory at index -1: then the load has a meaning only where its mask lets nothing through
 or the coordinate is not negative, and zeros, or what nobody sees, are right as well. For this the
 sizes of the other dimensions must be known, as an index there could make up for it.
 """
