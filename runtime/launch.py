@@ -164,10 +164,9 @@ def make_launcher(
     """A function `launch(gx, gy, gz, stream, v0, ..., v{count-1})`.
 
     It packs the values at `places` as `dtypes` and launches on the raw `stream`. `launch_ex`
-    stands in for the driver's function in tests. `maps` are made of the values and passed after
-    them; where they depend on memory (`bounded`), `launch` takes a tuple of it as `memory`, after
-    the values. A persistent kernel gets the grid's sizes after its parameters. Raises CudaError;
-    with `sync` also what the kernel met.
+    stands in for the driver's function in tests. `maps` are made of the values, and of a further
+    argument `memory` (a tuple) if they depend on it (`bounded`); they are passed after the values,
+    like a persistent kernel's grid sizes. Raises CudaError; with `sync` also what the kernel met.
     """
     launch_ex = driver.launch_function() if launch_ex is None else launch_ex
     pool: list[tuple[Any, ...]] = []
