@@ -29,6 +29,9 @@ class Memory(Protocol):
     def write(self, addresses: np.ndarray, values: np.ndarray) -> None:
         """Stores unsigned integers at flat addresses, in order."""
 
+    def end(self, address: int) -> int:
+        """Where the memory of the argument with this address ends."""
+
 
 def interpret(
     module: ir.Module, memory: Memory, arguments: Sequence[Any], grid: tuple[int, int, int]
@@ -277,8 +280,10 @@ def _box(
         inside &= index >= 0
         if size is not None:
             inside &= index < evaluate(size, arguments)
-    size = spec["element_bytes"]
-    return arguments[spec["base"]] + offset * size, inside, size
+    size, base = spec["element_bytes"], arguments[spec["base"]]
+    if spec["spans"]:
+        inside &= base + (offset + 1) * size <= program.memory.end(base)
+    return base + offset * size, inside, size
 
 
 def _narrow(program: Program, op: ir.Operation, operands: list[Any]) -> Sequence[Any]:

@@ -127,12 +127,14 @@ def _mt_for(_mt_grid):
                     _mt_o = ({options_tuple})
                 _mt_key = ({keys}_mt_dev, _mt_o, _mt_freeze(_mt_further) if _mt_further else None)
                 try:
-                    _mt_launch, _mt_compiled, _mt_unchanged = _mt_seen[_mt_key]
+                    _mt_launch, _mt_compiled, _mt_unchanged, _mt_memory = _mt_seen[_mt_key]
                 except _mt_KeyError:
                     _mt_launch = None
                 if _mt_launch is None or (_mt_unchanged is not None and not _mt_unchanged()):
-                    _mt_launch, _mt_compiled, _ = _mt_first(
+                    _mt_launch, _mt_compiled, _, _mt_memory = _mt_first(
                         _mt_key, _mt_dev, {values}, {option_values}, _mt_further)
+                if _mt_memory is not None:
+                    _mt_launch = _mt_partial(_mt_launch, memory=_mt_memory({runtime}))
                 _mt_g = _mt_grid
                 if _mt_type(_mt_g) is not _mt_tuple and _mt_callable(_mt_g):
                     _mt_g = _mt_g(_mt_dict({meta}))
@@ -246,6 +248,7 @@ def dispatcher_source(
         options_tuple=", ".join(OPTIONS),
         keys="".join(f"_mt_k{i}, " for i in range(len(parameters))),
         values=values,
+        runtime="(" + "".join(f"{names[i]}, " for i in runtime) + ")",
         option_values=option_values,
         meta=", ".join(f"{name}={name}" for name in [*names, *options]),
         title=function,

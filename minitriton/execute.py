@@ -14,7 +14,7 @@ from minitriton import options
 from minitriton.compiled import CompiledKernel
 from minitriton.ir.target import Target
 from minitriton.runtime import driver, module
-from minitriton.runtime.arguments import HOST, Argument, ArgumentError
+from minitriton.runtime.arguments import HOST, Argument, ArgumentError, memory_of
 from minitriton.runtime.launch import (
     MAX_PROGRAMS,
     Maps,
@@ -23,7 +23,7 @@ from minitriton.runtime.launch import (
     normalize_grid,
     to_bytes,
 )
-from minitriton.runtime.tensor_maps import packed
+from minitriton.runtime.tensor_maps import bounded, packed
 from minitriton.specialize import Parameter, specialize
 
 EMULATED_CTAS = 2  # of a persistent kernel at a time: most then run several programs
@@ -89,6 +89,28 @@ def launcher(
     return make_launcher(function, shape, dtypes, places, count, sync=sync, maps=maps)
 
 
+def memory_getter(
+    compiled: CompiledKernel, places: Sequence[Place]
+) -> Callable[[Sequence[Any]], tuple[Any, ...]] | None:
+    """A function of a launch's values: the memory that the launcher wants to know; None if it wants
+    none. places: of the parameters in the values."""
+    wanted = [places[number] for number in bounded(compiled.tensor_maps)]
+    if not wanted:
+        return None
+
+    def memory(values: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple(memory_of(_at(values, place)) for place in wanted)
+
+    return memory
+
+
+def _at(values: Any, place: Place) -> Any:
+    """The array that stands at a place, which may be in tuples or a tensor descriptor's base."""
+    for index in place:
+        values = values[index] if isinstance(values, tuple) else values.base
+    return values
+
+
 def run(
     compiled: CompiledKernel,
     device: int | None,
@@ -110,7 +132,11 @@ def run(
         places = [(i,) for i in range(len(leaves))]
         launch = launcher(compiled, device, places, len(leaves), sync=settings.sync)
         compiled.launchers[device, settings.sync] = launch
-    launch(*grid, current_stream(device), *(argument.value for _, argument in leaves))
+    values = [argument.value for _, argument in leaves]
+    memory = memory_getter(compiled, [(i,) for i in range(len(leaves))])
+    if memory is not None:
+        values.append(memory(tuple(argument.owner for _, argument in leaves)))
+    launch(*grid, current_stream(device), *values)
 
 
 def _check_addresses(leaves: Sequence[tuple[str, Argument]], device: int) -> None:
@@ -134,7 +160,12 @@ def _emulate(
     settings: options.Options,
 ) -> None:
     compiled.check_resources()
-    maps = packed(compiled.tensor_maps, [argument.value for _, argument in leaves])
+    pieces = {
+        number: (argument.memory.address, argument.memory.nbytes)
+        for number, (_, argument) in enumerate(leaves)
+        if argument.memory is not None
+    }
+    maps = packed(compiled.tensor_maps, [argument.value for _, argument in leaves], pieces)
     programs = math.prod(grid)
     if maps is None or (compiled.persistent and programs > MAX_PROGRAMS):
         plain = compiled.without_tma()

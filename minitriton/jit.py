@@ -76,7 +76,7 @@ class Kernel:
         self._skip = (tuple(do_not_specialize), tuple(do_not_specialize_on_alignment))
         self._lock = threading.RLock()
         self._compiled: dict[tuple[str, ...], CompiledKernel] = {}
-        self._seen: dict[Any, tuple[Any, CompiledKernel, Any]] = {}
+        self._seen: dict[Any, tuple[Any, CompiledKernel, Any, Any]] = {}
         self._knows_torch = False
         self._unchanged: Callable[[], bool] | None = None
         self._text: tuple[str, Callable[[], bool] | None] = "", None  # cache_text, while it holds
@@ -183,7 +183,7 @@ class Kernel:
             "_mt_tuple": tuple, "_mt_len": len, "_mt_dict": dict, "_mt_callable": callable,
             "_mt_isinstance": isinstance, "_mt_constant_key": binding.constant_key,
             "_mt_KeyError": KeyError, "_mt_TypeError": TypeError, "_mt_struct_error": struct.error,
-            "_mt_RuntimeError": RuntimeError,
+            "_mt_RuntimeError": RuntimeError, "_mt_partial": functools.partial,
             "_mt_TensorDescriptor": TensorDescriptor, "_mt_quick": quick,
             "_mt_OverflowError": OverflowError, "_mt_again": self._again,
             "_mt_general": self._general, "_mt_first": self._first,
@@ -269,7 +269,7 @@ class Kernel:
         values: Sequence[Any],
         launch_options: Mapping[str, Any],
         further: Mapping[str, Any],
-    ) -> tuple[Any, CompiledKernel, Any]:
+    ) -> tuple[Any, CompiledKernel, Any, Any]:
         """The first launch of a kind on a GPU: compile, load, and remember under `key`."""
         settings = options.read()
         call = self._specialize(values, {**launch_options, **further}, settings)
@@ -279,7 +279,8 @@ class Kernel:
         passed = [spec for spec, parameter in pairs if not parameter.is_constexpr]
         found_at = [(i, *place) for i, spec in enumerate(passed) for place in places(spec)]
         launch = execute.launcher(compiled, device, found_at, len(passed), sync=settings.sync)
-        self._seen[key] = found = (launch, compiled, self._unchanged)
+        memory = execute.memory_getter(compiled, found_at)
+        self._seen[key] = found = (launch, compiled, self._unchanged, memory)
         return found
 
     def _watch(self) -> Callable[[], bool] | None:

@@ -38,6 +38,11 @@ class HostCopy:
             raise InternalError("interpret", "access outside of the arguments' memory")
         return piece, offset
 
+    def end(self, address: int) -> int:
+        """See ir.interpret.Memory."""
+        piece = int(np.searchsorted(self.starts, address, "right")) - 1
+        return int(self.starts[piece]) + len(self.data[piece])
+
     def read(self, addresses: np.ndarray, itemsize: int) -> np.ndarray:
         """See ir.interpret.Memory."""
         piece, offset = self._places(addresses, itemsize)

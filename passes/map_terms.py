@@ -40,6 +40,8 @@ def describe(
         "offset": terms(plan.offset),
         "strides": [terms(d.stride) for d in plan.dims[1:]],
         "sizes": [None if d.size is None else terms(d.size) for d in plan.dims],
+        "spans": plan.dims[-1].spans,
+        "signed": plan.signed,
         "box": box,
         "swizzle": span,
         "element_bytes": size,

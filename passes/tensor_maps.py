@@ -4,7 +4,17 @@ A tensor map holds an argument's address, and sizes and strides of up to five di
 gives the coordinates of its first element, and elements outside the sizes arrive as zeros, or are
 not stored. So the address must be base + sum_d stride_d (coordinate_d + index_d) with strides that
 depend on arguments alone, and the mask must say exactly what the sizes say. `plan` proves both, or
-says what is amiss.
+says what is amiss. Two proofs end at launch, in the memory that the argument lies in:
+
+Elements that nobody sees (`unobserved`), as rows past the end of a group whose length is loaded,
+may arrive as anything. Then the outermost dimension ends where that memory does, so that copies
+stay inside; every element that the mask lets through is there, or the load has no meaning.
+
+A loaded coordinate of the outermost dimension may be negative, which is no mistake where no element
+is read (an empty group) or where the argument points into the middle of its memory. At launch there
+must be no memory at index -1: then the load has a meaning only where its mask lets nothing through
+or the coordinate is not negative, and zeros, or what nobody sees, are right as well. For this the
+sizes of the other dimensions must be known, as an index there could make up for it.
 """
 
 from __future__ import annotations
@@ -39,23 +49,26 @@ class NotAffine(Exception):
 @dataclass(frozen=True)
 class MapDim:
     """A dimension of the tensor: stride and size from arguments alone (size None: no end known),
-    and the coordinate of the copy's first element; `tile_dim` is the tile's, if it is one."""
+    and the coordinate of the copy's first element; `tile_dim` is the tile's, if it is one; `spans`:
+    it ends where the argument's memory does."""
 
     stride: Polynomial
     size: Polynomial | None
     coordinate: Polynomial
     tile_dim: int | None
+    spans: bool = False
 
 
 @dataclass(frozen=True)
 class MapPlan:
     """base: number of an argument; offset: elements from there, from arguments alone; dims: inner
-    first; non_negative: arguments that must not be negative."""
+    first; non_negative: arguments that must not be negative; signed: the last coordinate may be."""
 
     base: int
     offset: Polynomial
     dims: tuple[MapDim, ...]
     non_negative: frozenset[int] = field(default=frozenset())
+    signed: bool = False
 
     @property
     def places(self) -> list[int]:
@@ -89,13 +102,17 @@ class _Planner:
             raise NotAffine("its addresses are not an argument plus an affine function")
         self._check_strides(address)
         upper, lower = self._bounds(address)
+        spanning = {dim for dim in upper if self._spans(dim, upper[dim], lower)}
+        for dim in spanning:
+            del upper[dim]
         rest, found = address.scalar, {}
         # bounded dimensions first: no choice there; without a bound the widest stride takes first
         for dim in sorted(self._order, key=lambda d: (d not in upper, -self._order.index(d))):
             stride, end = address.dims[dim], upper.get(dim)
             coordinate = self._coordinate(dim, stride, rest, end, lower.get(dim))
             rest = rest - stride * coordinate
-            found[dim] = MapDim(stride, None if end is None else end + coordinate, coordinate, dim)
+            size = None if end is None else end + coordinate
+            found[dim] = MapDim(stride, size, coordinate, dim, dim in spanning)
         rest, outer = self._outer(rest, self._analysis.entry_argument(address.base))
         dims = [*(found[dim] for dim in self._order), *outer]
         if len(dims) > MAX_RANK:
@@ -104,13 +121,36 @@ class _Planner:
             raise NotAffine("it has one dimension, and swizzled tensor maps have two or more")
         if self._access.name == "mt.store":
             self._check_ends(found[self._order[0]])
+        if spanning and not (dims[-1].spans and self._is_outermost(dims)):
+            raise NotAffine("where a dimension ends does not come from arguments alone")
         arguments = {n for wrap in address.wraps for n in wrap.non_negative}
+        signed = False
         for made in dims:
             if made.tile_dim not in lower and not self._analysis.non_negative(
                 made.coordinate, arguments
             ):
-                raise NotAffine("a coordinate may be negative")
-        return MapPlan(address.base, rest, tuple(dims), frozenset(arguments))
+                signed = made is dims[-1] and self._is_outermost(dims)
+                if not signed:
+                    raise NotAffine("a coordinate may be negative")
+        return MapPlan(address.base, rest, tuple(dims), frozenset(arguments), signed)
+
+    def _spans(self, dim: int, end: Polynomial, lower: dict[int, Polynomial]) -> bool:
+        """Whether a dimension may as well end where memory does: the mask ends it at a number that
+        no tensor map can have, and nobody sees what lies beyond."""
+        start = self._start(end)
+        if dim in lower or dim == self._order[0] or self._analysis.non_negative(start, set()):
+            return False
+        return self._access.name == "mt.load" and unobserved(
+            self._access.results[0], dim, end, self._analysis
+        )
+
+    def _is_outermost(self, dims: Sequence[MapDim]) -> bool:
+        """Whether the last dimension of a load is around the others, as far as sizes and strides
+        tell before the launch."""
+        *inner, last = dims
+        return self._access.name == "mt.load" and all(
+            made.size is not None and made.stride != last.stride for made in inner
+        )
 
     def _check_strides(self, address: Affine) -> None:
         inner, *outer = self._order
@@ -170,12 +210,14 @@ class _Planner:
         elif end is None:
             return _quotient(rest, stride, self._analysis)
         else:
-            coordinate = Polynomial(
-                {m: -c for m, c in end.terms.items() if not self._constant_term(m)}
-            )
+            coordinate = self._start(end)
         if end is not None and not self._from_arguments(end + coordinate):
             raise NotAffine(f"where dimension {dim} ends does not come from arguments alone")
         return coordinate
+
+    def _start(self, end: Polynomial) -> Polynomial:
+        """The coordinate with which an end depends on arguments alone."""
+        return Polynomial({m: -c for m, c in end.terms.items() if not self._constant_term(m)})
 
     def _outer(self, rest: Polynomial, base: Value) -> tuple[Polynomial, list[MapDim]]:
         """What is left of the address as further dimensions (batch, head, ...) and an offset."""

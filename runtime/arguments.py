@@ -150,6 +150,17 @@ def dtype_name(name: str, library_name: str) -> str:
     return ours
 
 
+def memory_of(value: Any) -> tuple[int, int] | None:
+    """(address, bytes) of the storage that a torch tensor lies in; None for anything else."""
+    if isinstance(value, TensorWrapper):
+        value = value.base
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(value, torch.Tensor):
+        return None
+    storage = value.untyped_storage()
+    return storage.data_ptr(), storage.nbytes()
+
+
 def _reinterpreted(name: str, value: TensorWrapper) -> Argument:
     base = classify(name, value.base)
     dtype = str(getattr(value.dtype, "name", ""))

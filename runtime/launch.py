@@ -21,7 +21,7 @@ from minitriton.ir.diagnostics import MiniTritonError
 from minitriton.runtime import driver
 from minitriton.runtime.module import Function
 from minitriton.runtime.tensor_map import MAP_BYTES
-from minitriton.runtime.tensor_maps import encoder, needed
+from minitriton.runtime.tensor_maps import bounded, encoder, needed
 
 MAX_GRID = (2**31 - 1, 65535, 65535)
 _SLOT = {
@@ -128,9 +128,9 @@ _ATTRIBUTE = "<I4x3I52x"
 _CLUSTER, _COOPERATIVE, _PROGRAMMATIC = 4, 2, 6
 
 _TEMPLATE = """
-def launch(gx, gy, gz, stream{parameters}):
+def launch(gx, gy, gz, stream{parameters}{memory}):
     if multiple and not is_current(device):
-        return elsewhere(gx, gy, gz, stream{parameters})
+        return elsewhere(gx, gy, gz, stream{parameters}{memory})
     {maps}
     {ctas}
     try:
@@ -144,7 +144,7 @@ def launch(gx, gy, gz, stream{parameters}):
     code = launch_ex(config, handle, addresses, None)
     push(block)
     if code:
-        return failed(code, gx, gy, gz, stream{parameters})
+        return failed(code, gx, gy, gz, stream{parameters}{memory})
     {after}
 """
 
@@ -164,9 +164,9 @@ def make_launcher(
     """A function `launch(gx, gy, gz, stream, v0, ..., v{count-1})`.
 
     It packs the values at `places` as `dtypes` and launches on the raw `stream`. `launch_ex`
-    stands in for the driver's function in tests. `maps` are made of the values and passed after
-    them. A persistent kernel gets the grid's sizes after its parameters. Raises CudaError; with
-    `sync` also what the kernel met.
+    stands in for the driver's function in tests. `maps` are made of the values, and of a further
+    argument `memory` (a tuple) if they depend on it (`bounded`); they are passed after the values,
+    like a persistent kernel's grid sizes. Raises CudaError; with `sync` also what the kernel met.
     """
     launch_ex = driver.launch_function() if launch_ex is None else launch_ex
     pool: list[tuple[Any, ...]] = []
@@ -226,14 +226,16 @@ def _map_code(
 ) -> dict[str, str]:
     """What the launcher does about tensor maps; `scope` gets the functions that it calls."""
     if not maps.specs:
-        return {"maps": "pass", "place_maps": "pass"}
+        return {"maps": "pass", "place_maps": "pass", "memory": ""}
     scope |= {"encode": encoder(maps.specs, len(found)), "otherwise": functools.cache(maps.without)}
-    needs = ", ".join(found[number] for number in needed(maps.specs))
+    memory = ", memory" if bounded(maps.specs) else ""
+    needs = ", ".join(found[number] for number in needed(maps.specs)) + memory
     arguments = "".join(f", v{i}" for i in range(count))
     start = _CONFIG_BYTES + 8 * (len(found) + sizes)
     return {
         "maps": f"maps = encode({needs})\n    if maps is None:\n"
         f"        return otherwise()(gx, gy, gz, stream{arguments})",
+        "memory": memory,
         "place_maps": f"data[{start}:{start + MAP_BYTES * len(maps.specs)}] = maps",
     }
 

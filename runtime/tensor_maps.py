@@ -2,12 +2,14 @@
 
 `ir/tensor_map_specs.py` says how the compiler describes them. A launch whose arguments no map can
 describe (an empty matrix, a negative stride) has none: it takes the kernel that copies without TMA.
+Where a map depends on how far an argument's memory reaches, that is its tensor's storage, as
+(address, bytes); an argument without any has no such map.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from minitriton.ir.terms import evaluate
@@ -20,24 +22,57 @@ ADDRESS_BYTES = 16  # an address is a multiple of this
 _IMAGE_ALIGNMENT = 64
 
 
-def tensor_map(spec: dict[str, Any], values: Sequence[int]) -> TensorMap | None:
-    """The map for a launch with these arguments; None where there is no such map."""
+Memory = tuple[int, int]  # address and bytes of what an array is part of
+
+
+def tensor_map(
+    spec: dict[str, Any], values: Sequence[int], memory: Mapping[int, Memory | None] | None = None
+) -> TensorMap | None:
+    """The map for a launch with these arguments, of which those that `bounded` names are in
+    `memory`; None where there is no such map."""
     size = spec["element_bytes"]
     if any(values[number] < 0 for number in spec["non_negative"]):
         return None
+    address = values[spec["base"]] + evaluate(spec["offset"], values) * size
     sizes = [ENDLESS if s is None else evaluate(s, values) for s in spec["sizes"]]
+    strides = [evaluate(s, values) * size for s in spec["strides"]]
+    if spec["spans"] or spec["signed"]:
+        found = (memory or {}).get(spec["base"])
+        inner = zip(sizes[:-1], (size, *strides[:-1]), strict=True)
+        extent = size + sum((count - 1) * stride for count, stride in inner)
+        if found is None or strides[-1] <= 0 or min(sizes[:-1]) <= 0:
+            return None
+        if spec["signed"] and address - found[0] + extent > strides[-1]:
+            return None
+        if spec["spans"]:
+            sizes[-1] = _count(address, extent, strides[-1], found)
     try:
         return TensorMap(
-            address=values[spec["base"]] + evaluate(spec["offset"], values) * size,
+            address=address,
             element_bytes=size,
             dims=tuple(sizes),
-            strides=tuple(evaluate(s, values) * size for s in spec["strides"]),
+            strides=tuple(strides),
             box=tuple(spec["box"]),
             swizzle=spec["swizzle"],
             tf32=spec["element"] == "tf32",
         )
     except ValueError:
         return None
+
+
+def _count(address: int, extent: int, stride: int, memory: Memory) -> int:
+    """How many pieces of `extent` bytes, `stride` apart, lie from `address` on in memory; 0 if some
+    of the next one is there, too."""
+    start, count = memory
+    left = start + count - address
+    pieces = (left - extent) // stride + 1
+    whole = address >= start and left <= pieces * stride and pieces <= ENDLESS
+    return max(0, pieces) if whole else 0
+
+
+def bounded(specs: Sequence[dict[str, Any]]) -> list[int]:
+    """The arguments of which the maps need to know how far their memory reaches."""
+    return sorted({spec["base"] for spec in specs if spec["spans"] or spec["signed"]})
 
 
 def needed(specs: Sequence[dict[str, Any]]) -> list[int]:
@@ -50,27 +85,33 @@ def needed(specs: Sequence[dict[str, Any]]) -> list[int]:
     return sorted(found)
 
 
-def packed(specs: Sequence[dict[str, Any]], values: Sequence[int]) -> list[bytes] | None:
+def packed(
+    specs: Sequence[dict[str, Any]], values: Sequence[int],
+    memory: Mapping[int, Memory | None] | None = None,
+) -> list[bytes] | None:  # fmt: skip
     """The emulator's form of all maps of a launch; None where one cannot be."""
-    maps = [tensor_map(spec, values) for spec in specs]
+    maps = [tensor_map(spec, values, memory) for spec in specs]
     return [m.pack() for m in maps if m is not None] if None not in maps else None
 
 
 def encoder(specs: Sequence[dict[str, Any]], count: int) -> Callable[..., bytes | None]:
-    """A function of the values that `needed` names: the driver's form of all maps, one after the
-    other, or None where one cannot be. `count`: arguments of the kernel.
+    """A function of the values that `needed` names, and, if `bounded` names some, a tuple of their
+    memory: the driver's form of all maps, one after the other, or None where one cannot be.
+    `count`: arguments of the kernel.
 
     Encoding a map takes the driver's binding some 50 us. So it happens once for sizes and strides;
     new addresses, as outputs have in every call, are put in.
     """
-    numbers = needed(specs)
+    numbers, owned = needed(specs), bounded(specs)
     bases = [spec["base"] for spec in specs]
-    kept: dict[tuple[int, ...], bytes | None] = {}
-    shapes: dict[tuple[int, ...], list[tuple[bytes, int]] | None] = {}
+    kept: dict[tuple[Any, ...], bytes | None] = {}
+    shapes: dict[tuple[Any, ...], list[tuple[bytes, int]] | None] = {}
 
-    def shaped(values: list[int]) -> list[tuple[bytes, int]] | None:
+    def shaped(
+        values: list[int], memory: Mapping[int, Memory | None]
+    ) -> list[tuple[bytes, int]] | None:
         """Of each map an image with some address, and how far that is from the argument."""
-        made = [tensor_map(spec, values) for spec in specs]
+        made = [tensor_map(spec, values, memory) for spec in specs]
         if None in made:
             return None
         return [
@@ -79,20 +120,24 @@ def encoder(specs: Sequence[dict[str, Any]], count: int) -> Callable[..., bytes 
             if m is not None
         ]
 
-    def maps(*found: int) -> bytes | None:
+    def maps(*found: Any) -> bytes | None:
         if found in kept:
             return kept[found]
         if len(kept) >= CACHED:
             kept.clear()
             shapes.clear()
         values = [0] * count
-        for number, value in zip(numbers, found, strict=True):
+        for number, value in zip(numbers, found, strict=False):
             values[number] = value
+        memory = dict(zip(owned, found[-1] if owned else (), strict=True))
         if any(values[base] % ADDRESS_BYTES for base in bases):
             return None
-        shape = tuple(v for n, v in zip(numbers, found, strict=True) if n not in bases)
+        shape = (
+            *(values[n] for n in numbers if n not in bases),
+            *(m and (values[n] - m[0], m[1]) for n, m in memory.items()),
+        )
         if shape not in shapes:
-            shapes[shape] = shaped(values)
+            shapes[shape] = shaped(values, memory)
         images, result = shapes[shape], None
         if images is not None:
             pairs = zip(images, bases, strict=True)

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import importlib.util
 import io
+import json
 import re
 import types
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 
 import minitriton
 import minitriton.language as tl
+from minitriton.bench.report import library_markdown
 from minitriton.options import Options
 from minitriton.runtime.emulator import CHECKS, Allocation, Emulator, EmulatorError, parameter
 from tests.generated_blocks import check_blocks, fenced
@@ -155,3 +157,14 @@ def test_emulator_examples(bless: bool, monkeypatch: pytest.MonkeyPatch) -> None
             "counters": fenced("text", counters(kernels)),
         }
     check_blocks(ROOT / "docs" / "emulator.md", texts, bless)
+
+
+# docs/kernels.md
+
+
+def test_library_speed(bless: bool) -> None:
+    results = ROOT / "benchmarks" / "results"
+    found = [json.loads((results / name / "bench.json").read_text())
+             for name in ("library", "roofline")]  # fmt: skip
+    texts = {"library speed": library_markdown(found)}
+    check_blocks(ROOT / "docs" / "kernels.md", texts, bless)

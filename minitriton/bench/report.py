@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -153,6 +154,32 @@ def markdown(found: dict[str, Any]) -> str:
     absent = left_out(found)
     if absent:
         lines += ["Left out:", "", *(f"- {line}" for line in absent), ""]
+    return "\n".join(lines)
+
+
+LIBRARY = "minitriton library"
+
+
+def library_markdown(results: Sequence[dict[str, Any]]) -> str:
+    """The library's functions with a cold L2 beside the fastest of the others (ours from plain
+    source apart); of a case that several results have, that of the last run."""
+    dated = [(r["runs"][case["run"]]["started"], case) for r in results for case in r["cases"]]
+    cases = {case["title"]: case for _, case in sorted(dated, key=lambda pair: pair[0])}
+    lines = ["| case | library (ms) | of the roof | fastest other (ms) | times as fast |",
+             "|---|---|---|---|---|"]  # fmt: skip
+    for title, case in sorted(cases.items()):
+        medians = {n: e["cold"]["median"] for n, e in case["contenders"].items() if "cold" in e}
+        if LIBRARY not in medians:
+            continue
+        own, share = medians[LIBRARY], case["contenders"][LIBRARY]["cold"]["fraction"]
+        others = {n: t for n, t in medians.items() if not n.startswith("minitriton")}
+        cells = [title, f"{own * 1e3:.3f}", "" if share is None else f"{share:.0%}"]
+        if others:
+            name = min(others, key=lambda name: others[name])
+            cells += [f"{name} {others[name] * 1e3:.3f}", f"{others[name] / own:.2f}"]
+        else:
+            cells += ["", ""]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

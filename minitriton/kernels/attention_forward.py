@@ -34,18 +34,28 @@ LONG = 1024  # keys from which one more iteration does not count
 
 
 @triton.jit
+def _hide(scores, row, start, queries, keys, C: tl.constexpr):
+    """Scores of keys that a query does not see become -inf."""
+    column = start + tl.arange(0, C.BLOCK_N)[None, :]
+    seen = (column < keys) & (row >= 0)
+    if C.CAUSAL:
+        seen = seen & (column <= row + keys - queries)
+    return tl.where(seen, scores, -float("inf"))
+
+
+@triton.jit
 def _walk(
-    acc, total, peak, q_ptr, k_ptr, rest_ptr, v_ptr, q_token, k_token, rest_token, v_token, first,
-    queries, keys, scale, seed, plane, threshold, C: tl.constexpr,
+    acc, total, peak, pending, q_ptr, k_ptr, rest_ptr, v_ptr, q_token, k_token, rest_token,
+    v_token, first, low, full, end, queries, keys, scale, seed, plane, threshold,
+    HIDES: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """Takes all keys that these queries see into the running sums. q is loaded where it is used:
-    the compiler copies it to shared memory once, and registers stay free. If AHEAD, p of one
-    iteration meets v in the next, beside the softmax there; one more iteration ends that."""
+    """Takes the keys from `low` to `end` into the running sums; HIDES: "none", "all", or "some",
+    those from `full` on. q is loaded where it is used: the compiler copies it to shared memory
+    once, and registers stay free. If AHEAD, p of one iteration, `pending`, meets v in the next,
+    beside the softmax there; one more iteration than there are keys for ends that."""
     row = first + tl.arange(0, C.BLOCK_M)[:, None]
-    full, end = visible_keys(first, queries, keys, C)
-    if C.AHEAD:
-        p = tl.zeros([C.BLOCK_M, C.BLOCK_N], v_ptr.dtype.element_ty)
-    for start in tl.range(0, end + C.BLOCK_N if C.AHEAD else end, C.BLOCK_N):
+    further = C.BLOCK_N if C.AHEAD and HIDES != "none" else 0
+    for start in tl.range(low, end + further, C.BLOCK_N):
         q1 = load_tile(q_ptr, q_token, first, queries, C.BLOCK_M, C.HEAD_READ, C.TILE, True)
         k1 = load_tile(k_ptr, k_token, start, keys, C.BLOCK_N, C.HEAD_READ, C.TILE, True)
         scores = tl.dot(q1, tl.trans(k1), input_precision=C.PRECISION)
@@ -58,15 +68,13 @@ def _walk(
         if C.AHEAD:
             before = start - C.BLOCK_N  # rows before the first are zeros
             v = load_tile(v_ptr, v_token, before, keys, C.BLOCK_N, C.V_READ, C.V_TILE, True, True)
-            acc = tl.dot(p, v, acc, input_precision=C.PRECISION)
+            acc = tl.dot(pending, v, acc, input_precision=C.PRECISION)
         rescale = tl.full([C.BLOCK_M], 1.0, tl.float32)
-        if not C.AHEAD or start < end:
-            if start >= full:
-                column = start + tl.arange(0, C.BLOCK_N)[None, :]
-                seen = (column < keys) & (row >= 0)
-                if C.CAUSAL:
-                    seen = seen & (column <= row + keys - queries)
-                scores = tl.where(seen, scores, -float("inf"))
+        if further == 0 or start < end:
+            if HIDES == "all":
+                scores = _hide(scores, row, start, queries, keys, C)
+            if HIDES == "some" and start >= full:
+                scores = _hide(scores, row, start, queries, keys, C)
             higher = tl.maximum(peak, tl.max(scores, 1) * scale)
             centre = tl.where(higher == -float("inf"), 0.0, higher)  # has seen nothing yet
             weights = tl.exp2(scores * scale - centre[:, None])
@@ -77,11 +85,13 @@ def _walk(
                 weights = tl.where(keep, weights, 0.0)
             p = weights.to(v_ptr.dtype.element_ty)
             peak = higher
+            if C.AHEAD:
+                pending = p
         acc = acc * rescale[:, None]
         if not C.AHEAD:
             v = load_tile(v_ptr, v_token, start, keys, C.BLOCK_N, C.V_READ, C.V_TILE, True)
             acc = tl.dot(p, v, acc, input_precision=C.PRECISION)
-    return acc, total, peak
+    return acc, total, peak, pending
 
 
 @triton.jit(do_not_specialize=(*UNSPECIALIZED, "g_batch", "g_token", "g_head"))
@@ -111,10 +121,23 @@ def _forward_kernel(
     total = tl.zeros([C.BLOCK_M], tl.float32)
     peak = tl.full([C.BLOCK_M], -float("inf"), tl.float32)
     seed = tl.load(seed_ptr) if C.DROPOUT else 0
-    acc, total, peak = _walk(
-        acc, total, peak, q_ptr, k_ptr, rest_ptr, v_ptr, q_token, k_token, rest_token, v_token,
-        first, queries, keys, scale, seed, sequence * heads + head, threshold, C,
-    )  # fmt: skip
+    plane = sequence * heads + head
+    pending = tl.zeros([C.BLOCK_M, C.BLOCK_N], v_ptr.dtype.element_ty) if C.AHEAD else 0
+    full, end = visible_keys(first, queries, keys, C)
+    if C.PEELED:
+        acc, total, peak, pending = _walk(
+            acc, total, peak, pending, q_ptr, k_ptr, rest_ptr, v_ptr, q_token, k_token, rest_token,
+            v_token, first, 0, full, full, queries, keys, scale, seed, plane, threshold, "none", C,
+        )  # fmt: skip
+        acc, total, peak, pending = _walk(
+            acc, total, peak, pending, q_ptr, k_ptr, rest_ptr, v_ptr, q_token, k_token, rest_token,
+            v_token, first, full, full, end, queries, keys, scale, seed, plane, threshold, "all", C,
+        )  # fmt: skip
+    else:
+        acc, total, peak, pending = _walk(
+            acc, total, peak, pending, q_ptr, k_ptr, rest_ptr, v_ptr, q_token, k_token, rest_token,
+            v_token, first, 0, full, end, queries, keys, scale, seed, plane, threshold, "some", C,
+        )  # fmt: skip
     row = first + tl.arange(0, C.BLOCK_M)
     to = lse_ptr + (batch * heads + head).to(tl.int64) * tokens + begin + row
     tl.store(to, (peak + tl.log2(total)) / LOG2E, mask=row < queries)
@@ -134,7 +157,11 @@ def forward(call: Operands, plan: Plan, out: torch.Tensor, lse: torch.Tensor) ->
     ahead = plan.WARPGROUPS and not plan.DROPOUT and call.k.shape[1] >= LONG
     # with narrow heads the arithmetic takes longer than the products, with wide ones registers end
     ahead = ahead and 64 < plan.TILE <= 128
-    plan = dataclasses.replace(plan, BLOCK_M=block_m, BLOCK_N=block_n, AHEAD=ahead)
+    # offsets of packed sequences and dropout's words take the registers of a second loop
+    peeled = plan.WARPGROUPS and warps == 8 and not (plan.PACKED or plan.DROPOUT)
+    plan = dataclasses.replace(
+        plan, BLOCK_M=block_m, BLOCK_N=block_n, AHEAD=ahead, PEELED=peeled
+    )  # fmt: skip
     gate = call.q if call.gate is None else call.gate
     grid = (tiles_of(call.q.shape[1], block_m, call.cu_seqlens), call.q.shape[2], call.q.shape[0])
     _forward_kernel[grid](

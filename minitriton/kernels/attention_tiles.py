@@ -146,6 +146,7 @@ class Plan:
     ALIGN: int  # elements in 16 bytes: divides all strides
     WARPGROUPS: bool  # 16-bit products run on wgmma, beside the threads
     AHEAD: bool  # the forward kernel multiplies by v an iteration later
+    PEELED: bool  # keys that not all queries see have a loop of their own there
     BLOCK_M: int = 0
     BLOCK_N: int = 0
     APART: int = 1  # how far tokens of dq, dk and dv lie apart, in times their own size
@@ -246,7 +247,8 @@ class Operands:
             **sizes, CAUSAL=causal, GATED=self.gate is not None,
             PACKED=self.cu_seqlens is not None, SHARED=shared, GROUPED=False,
             DROPOUT=self.dropout > 0, PRECISION=precision, ALIGN=16 // self.q.element_size(),
-            WARPGROUPS=self.q.element_size() == 2 and has_warpgroups(self.q.device), AHEAD=False,
+            WARPGROUPS=self.q.element_size() == 2 and has_warpgroups(self.q.device),
+            AHEAD=False, PEELED=False,
         )  # fmt: skip
 
     def lists(self) -> tuple[torch.Tensor, torch.Tensor]:

@@ -35,6 +35,9 @@ class Memory:
         assert index.min(initial=0) >= 0 and index.max(initial=0) < len(self.bytes)
         return index
 
+    def end(self, address):
+        return BASE + len(self.bytes)
+
     def read(self, addresses, itemsize):
         found = self.bytes[self._index(addresses, itemsize)]
         return np.ascontiguousarray(found).view(f"u{itemsize}")[..., 0]

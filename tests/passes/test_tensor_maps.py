@@ -126,6 +126,48 @@ def test_promises_about_loaded_numbers(kernel, promise, count):
     assert boxes(module) == count
 
 
+GROUPS = {**MATRICES, **STRIDES, "zb": "i32:16", "firsts": "*i32", "counts": "*i32"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "firsts", "counts"),
+    [
+        ("masked", [0, 5, 40, 3, -7], [5, 35, 40, 0, -1]),  # nothing is read of an empty group
+        ("masked", [72, 0, 79, 90, 1], [8, 64, 1, 0, 64]),
+        ("wrapped", [0, 5, 40, 79, 72], [5, 35, 40, 1, 8]),
+    ],
+)
+def test_rows_past_the_end_of_a_group(kernel, kind, firsts, counts):
+    """They end at a loaded number, begin at another, and nobody sees more: no promise is needed."""
+    kern = kernel(tma_kernels.groups, **GROUPS, KIND=kind, SEEN=False, target="sm_90a")
+    a, b, c = halves(80, 80), halves(3, 80, 48), np.zeros((5, 64, 48), np.float32)
+    firsts, counts = np.array([*firsts, 2, 0, 1, 1, 2], np.int32), np.array(counts, np.int32)
+    module = kern.check([a, b, c, firsts, counts], [48, 80, 80, 48, 80 * 48], (5, 1, 1))
+    of_a, of_b = read_specs(module.operation)
+    assert (of_a["spans"], of_a["signed"], of_a["sizes"]) == (True, True, [[[1, [6]]], None])
+    assert (of_b["spans"], of_b["signed"], len(of_b["sizes"])) == (False, True, 3)
+    assert not reasons(module) and not ops_named(module, "mt.async_copy")
+
+
+@pytest.mark.parametrize(
+    ("kind", "seen", "reason"),
+    [
+        ("masked", True, "a coordinate may be negative"),
+        ("wrapped", True, "elements that `%` wraps along dimension 0 may be used"),
+        ("both ends", False, "a coordinate may be negative"),
+        ("endless", False, "where a dimension ends does not come from arguments alone"),
+        ("two strides", False, "where a dimension ends does not come from arguments alone"),
+    ],
+)
+def test_rows_that_no_memory_ends(kernel, kind, seen, reason):
+    """Somebody sees them, or their memory cannot be told before the launch."""
+    kern = kernel(tma_kernels.groups, **GROUPS, KIND=kind, SEEN=seen, target="sm_90a")
+    a, b, c = halves(80, 80), halves(2, 128, 48), np.zeros((2, 64, 48), np.float32)
+    arrays = [a, b, c, np.array([0, 12, 1, 0], np.int32), np.array([12, 40], np.int32)]
+    module = kern.check(arrays, [48, 64, 80, 48, 128 * 48], (2, 1, 1))
+    assert reasons(module) == [reason] and boxes(module) == 1
+
+
 @pytest.mark.parametrize(
     ("changed", "count"),
     [
@@ -156,5 +198,6 @@ def test_specs_are_plain_data(kernel):
     assert first == {
         "base": 0, "offset": [], "strides": [[[1, [6]]]], "sizes": [[[1, [5]]], [[1, [3]]]],
         "box": [64, 64], "swizzle": 128, "element_bytes": 2, "element": "f16", "non_negative": [],
+        "spans": False, "signed": False,
     }  # fmt: skip
     assert (second["base"], second["strides"]) == (1, [[[1, [7]]]])

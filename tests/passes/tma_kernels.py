@@ -119,6 +119,39 @@ def odd_masks(a, b, c, lengths, M, N, K, sa, sb, KIND: tl.constexpr, PROMISE: tl
     tl.store(c + rm[:, None] * N + rn[None, :], acc, mask=(rm[:, None] < M) & (rn[None, :] < N))
 
 
+def groups(a, b, c, firsts, counts, N, K, sa, sb, zb, KIND: tl.constexpr, SEEN: tl.constexpr):
+    """Program i multiplies the rows firsts[i], ..., of which counts[i] are stored, with matrix i
+    from the back of b; all numbers are loaded. KIND: what happens to the other rows."""
+    i = tl.program_id(0)
+    first, rows = tl.load(firsts + i).to(tl.int64), tl.load(counts + i)
+    rm, rn, rk = tl.arange(0, B), tl.arange(0, B), tl.arange(0, B)
+    group = tl.load(firsts + i + tl.num_programs(0))
+    acc = tl.zeros((B, B), tl.float32)
+    for k in range(0, tl.cdiv(K, B)):
+        inside = rk[None, :] < K - k * B
+        if KIND == "wrapped":
+            at = a + first * sa + (rm % rows)[:, None] * sa
+        else:
+            at = a + first * sa + rm[:, None] * sa
+            inside = inside & (rm[:, None] < rows)
+            if KIND == "both ends":
+                inside = inside & (rm[:, None] >= rows - 9)
+            elif KIND == "endless":
+                inside = rm[:, None] < rows
+        if KIND == "two strides":
+            at += tl.load(counts + i) * zb - rows * zb + tl.load(firsts) * zb
+        x = tl.load(at + rk[None, :] + k * B, mask=inside, other=0.0)
+        y = tl.load(
+            b + group * zb + (rk[:, None] + k * B) * sb + (rn % N)[None, :],
+            mask=rk[:, None] < K - k * B, other=0.0,
+        )  # fmt: skip
+        acc = tl.dot(x, y, acc)
+    if SEEN:
+        acc += tl.sum(acc, 0)[None, :]
+    to = c + i * B * N + rm[:, None] * N + rn[None, :]
+    tl.store(to, acc, mask=(rm[:, None] < rows) & (rn[None, :] < N))
+
+
 def offsets(out, i, j, n, FORM: tl.constexpr):
     """Index tiles of many forms, for the comparison of affine forms with what is computed."""
     r, c = tl.arange(0, 8)[:, None], tl.arange(0, 16)[None, :]

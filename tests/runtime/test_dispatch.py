@@ -195,6 +195,26 @@ def test_a_kind_of_tuple_is_understood_once(gpu: Gpu, make: Any, monkeypatch: An
     assert (gpu.launchers, gpu.general) == (1, 0)
 
 
+def test_memory_of_tensors_reaches_the_launcher(
+    gpu: Gpu, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where maps want to know it: of plain tensors, in tuples and descriptors, on both ways."""
+    seen: list[Any] = []
+    monkeypatch.setattr(
+        execute, "launcher", lambda *_, **__: lambda *args, memory=None: seen.append(memory)
+    )
+    monkeypatch.setattr(execute, "bounded", lambda maps: [0, 2, 4])
+    kernel = make(plain)
+    part = on_gpu()[16:]
+    described = TensorDescriptor(Y, [64], [1], [16])
+    calls = [(X, (3, part), (described, Y)), (part, (3, X), (described, Y))]
+    for call in [*calls, calls[0]]:
+        kernel[(1,)](*call)
+    storage = [(t.untyped_storage().data_ptr(), 1024) for t in (X, part, Y)]
+    expected = [tuple(storage), (storage[1], storage[0], storage[2])]
+    assert seen == [*expected, expected[0]] and gpu.general == 0
+
+
 def test_tensors_in_tuples_only(gpu: Gpu, make: Any) -> None:
     kernel = make(plain)
     kernel[(1,)]((1, (on_gpu(1),)), 2, 3)

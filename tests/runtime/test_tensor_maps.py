@@ -1,6 +1,7 @@
 """Tensor maps from a launch's arguments, and launchers that pass them."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from tests.runtime.test_launch import FUNCTION, FakeCuda
 SPEC = {  # argument 0: base; 1: rows; 2: columns; 3: stride; the map begins two rows in
     "base": 0, "offset": [[2, [3]]], "strides": [[[1, [3]]]], "sizes": [[[1, [2]]], None],
     "box": [64, 32], "swizzle": 128, "element_bytes": 2, "element": "bf16", "non_negative": [1],
+    "spans": False, "signed": False,
 }  # fmt: skip
 
 
@@ -41,6 +43,55 @@ def test_maps_follow_the_arguments() -> None:
 def test_arguments_that_no_map_describes(values: list[int]) -> None:
     assert tensor_maps.tensor_map(SPEC, values) is None
     assert tensor_maps.packed([SPEC], values) is None
+
+
+ROWS = SPEC | {"offset": [], "sizes": [[[1, [2]]], None], "non_negative": []}
+
+
+@pytest.mark.parametrize(
+    ("spans", "signed", "memory", "rows"),
+    [
+        (True, True, (4096, 7 * 208), 7),
+        (True, False, (4000, 96 + 7 * 208 - 8), 7),  # the last row ends with its last column
+        (True, False, (4096, 7 * 208 - 10), None),  # a part of a row, which might be read
+        (True, False, (4096, 7 * 208 + 2), None),
+        (True, False, (4100, 7 * 208), None),  # it begins after the address
+        (True, False, (4096, 199), None),
+        (False, True, (4096, 1 << 40), tensor_maps.ENDLESS),
+        (False, True, (4088, 100), tensor_maps.ENDLESS),  # row -1 ends before
+        (False, True, (4086, 100), None),  # it does not
+        (False, True, None, None),  # no tensor
+        (True, False, (4096, 208 << 31), tensor_maps.ENDLESS),
+        (True, False, (4096, (208 << 31) + 208), None),
+    ],
+)
+def test_maps_that_depend_on_memory(spans: bool, signed: bool, memory: Any, rows: int) -> None:
+    """100 columns of 2 bytes, rows 208 bytes apart."""
+    spec = ROWS | {"spans": spans, "signed": signed}
+    found = tensor_maps.tensor_map(spec, [4096, 0, 100, 104], {0: memory})
+    assert (found and found.dims) == (rows and (100, rows))
+    assert tensor_maps.bounded([SPEC, spec]) == [0] and not tensor_maps.bounded([SPEC])
+
+
+def test_launchers_take_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensor_maps, "_encode", lambda found, element: found.pack())
+    monkeypatch.setattr(tensor_maps, "_with_address", readdress)
+    cuda, plain = FakeCuda([8, 4, 4, 4, MAP_BYTES]), []
+    spec = ROWS | {"spans": True, "signed": True}
+    maps = Maps([spec], lambda: lambda *arguments: plain.append(arguments))
+    run = launch.make_launcher(
+        FUNCTION, LaunchShape(128, 0), ["*", "int32", "int32", "int32"], [(0,), (1,), (2,), (3,)],
+        4, launch_ex=cuda, multiple=False, maps=maps,
+    )  # fmt: skip
+    calls = [(4096, (4096, 624)), (8192, (8192, 624)), (4096, (4096, 832)), (4096, (4096, 624))]
+    for base, memory in calls:
+        run(3, 1, 1, 0, base, 7, 100, 104, memory=(memory,))
+    for memory in (None, (4096, 626), (3888, 832)):
+        run(3, 1, 1, 0, 4096, 7, 100, 104, memory=(memory,))
+    expected = [tensor_maps.packed([spec], [base, 7, 100, 104], {0: m})[0] for base, m in calls]
+    assert [call[-1][-1] for call in cuda.calls] == expected
+    assert [TensorMap.unpack(image).dims[1] for image in expected] == [3, 3, 4, 3]
+    assert plain == [(3, 1, 1, 0, 4096, 7, 100, 104)] * 3
 
 
 def test_polynomials() -> None:
