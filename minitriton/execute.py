@@ -78,15 +78,20 @@ def launcher(
             )
             compiled.functions[device] = function
     if compiled.persistent:
-        resident = module.resident_ctas(function, shape.threads, shape.shared)
+        resident = module.resident_ctas(function, shape.threads, shape.shared, shape.clusters)
+        if not resident:
+            return launcher(compiled.without_clusters(), device, places, count, sync=sync)
         shape = dataclasses.replace(shape, resident=resident)
     dtypes = compiled.parameter_dtypes()
 
     def without() -> Callable[..., None]:
         return launcher(compiled.without_tma(), device, places, count, sync=sync)
 
+    def alone() -> Callable[..., None]:
+        return launcher(compiled.without_clusters(), device, places, count, sync=sync)
+
     maps = Maps(compiled.tensor_maps, without)
-    return make_launcher(function, shape, dtypes, places, count, sync=sync, maps=maps)
+    return make_launcher(function, shape, dtypes, places, count, sync=sync, maps=maps, alone=alone)
 
 
 def run(
@@ -136,8 +141,12 @@ def _emulate(
     compiled.check_resources()
     maps = packed(compiled.tensor_maps, [argument.value for _, argument in leaves])
     programs = math.prod(grid)
+    plain = None
     if maps is None or (compiled.persistent and programs > MAX_PROGRAMS):
         plain = compiled.without_tma()
+    elif programs % compiled.shape.clusters:
+        plain = compiled.without_clusters()
+    if plain is not None:
         _emulate(plain, grid, leaves, settings)
         compiled.report = plain.report
         return
