@@ -45,7 +45,8 @@ def lower_tma_multicast(lowering: Lowering, op: ir.Operation) -> None:
 
 def lower_cluster_barrier(lowering: Lowering, op: ir.Operation) -> None:
     lowering.asm("bar.warp.sync 0xffffffff;", "~{memory}", [])  # a producer's lanes may have parted
-    lowering.asm("barrier.cluster.arrive.release.aligned;", "~{memory}", [])
+    how = "relaxed" if "relaxed" in op.attributes else "release"  # mbarriers have their own fence
+    lowering.asm(f"barrier.cluster.arrive.{how}.aligned;", "~{memory}", [])
     lowering.asm("barrier.cluster.wait.acquire.aligned;", "~{memory}", [])
 
 

@@ -84,7 +84,8 @@ class BarrierOp(MT.Operation, name="barrier"):
 
 class ClusterBarrierOp(MT.Operation, name="cluster_barrier"):
     """All threads of all CTAs of the cluster meet, producer warps included, and see what each wrote
-    to shared memory before. After split_warps it is the last op."""
+    to shared memory before; with the unit attribute `relaxed` only the mbarriers that it made.
+    After split_warps it is the last op."""
 
 
 class AssertOp(MT.Operation, name="assert"):

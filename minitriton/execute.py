@@ -156,11 +156,11 @@ def _emulate(
     params = [
         to_bytes(dtype, argument.value) for dtype, (_, argument) in zip(dtypes, leaves, strict=True)
     ]
-    ctas = grid
+    ctas, shape = grid, compiled.shape
     if compiled.persistent:
         params += [to_bytes("int32", size) for size in grid]
-        ctas = (min(programs, EMULATED_CTAS), 1, 1)
-    shape = compiled.shape
+        most = -(-EMULATED_CTAS // shape.clusters) * shape.clusters
+        ctas = (min(programs, most), 1, 1)
     policies: dict[str, Any] = {}
     if shape.clusters > 1:
         policies["cluster"] = (shape.clusters, 1, 1)

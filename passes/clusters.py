@@ -156,9 +156,9 @@ def _meet(function: ir.Operation) -> None:
     """Before warps part, all barriers of both CTAs are ready; before a CTA ends, the other one does
     nothing to its memory any more."""
     (first,) = [op for op in walk(function) if op.name == "mt.barrier" and ALL_WARPS in op.attributes]
-    mark = {ALL_WARPS: ir.UnitAttr.get()}
     end = terminator_of(function.regions[0].blocks[0])
-    for place in (first, end):
+    for place, marks in ((first, (ALL_WARPS, "relaxed")), (end, (ALL_WARPS,))):
         builder = Builder(ir.InsertionPoint(place), place.location)
-        builder.create("mt.cluster_barrier", [], [], mark)
+        attributes = dict.fromkeys(marks, ir.UnitAttr.get())
+        builder.create("mt.cluster_barrier", [], [], attributes)
     first.erase()

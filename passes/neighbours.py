@@ -42,6 +42,8 @@ class Neighbours:
         # by value and whether it is the neighbour's
         self._known: dict[tuple[Value, bool], Value] = {}
         self._equal: dict[Value, Value] = {}
+        self._differing: dict[Value, bool] = {}
+        self._rebuildable: dict[Value, bool] = {}
 
     def equal(self, values: Sequence[Value], user: ir.Operation) -> Value:
         """i1, for the producer alone: both programs have these `values`, which `user` reads, in all
@@ -69,7 +71,7 @@ class Neighbours:
         seen.add(value)
         if value == self._program:
             raise NotShared("each program has its own")
-        if self._is_rebuildable(value):
+        if isinstance(value.type, ir.IntegerType) and self._is_rebuildable(value):
             leaves.append(value)
             return
         sources = _sources(value)
@@ -81,6 +83,11 @@ class Neighbours:
 
     def _differs(self, value: Value) -> bool:
         """Whether a value may depend on the program."""
+        if value not in self._differing:
+            self._differing[value] = self._depends(value)
+        return self._differing[value]
+
+    def _depends(self, value: Value) -> bool:
         seen, rest = {value}, [value]
         while rest:
             current = rest.pop()
@@ -100,6 +107,11 @@ class Neighbours:
 
     def _is_rebuildable(self, value: Value) -> bool:
         """Whether `value` can be computed in front of a program's loops, for either program."""
+        if value not in self._rebuildable:
+            self._rebuildable[value] = self._can_be_rebuilt(value)
+        return self._rebuildable[value]
+
+    def _can_be_rebuilt(self, value: Value) -> bool:
         if value == self._program or (self._is_known_before(value) and not self._differs(value)):
             return True
         op = defining_op(value)
