@@ -141,12 +141,9 @@ def _emulate(
     compiled.check_resources()
     maps = packed(compiled.tensor_maps, [argument.value for _, argument in leaves])
     programs = math.prod(grid)
-    plain = None
-    if maps is None or (compiled.persistent and programs > MAX_PROGRAMS):
-        plain = compiled.without_tma()
-    elif programs % compiled.shape.clusters:
-        plain = compiled.without_clusters()
-    if plain is not None:
+    counted = not compiled.persistent or programs <= MAX_PROGRAMS
+    if maps is None or not counted or programs % compiled.shape.clusters:
+        plain = compiled.without_clusters() if maps and counted else compiled.without_tma()
         _emulate(plain, grid, leaves, settings)
         compiled.report = plain.report
         return

@@ -155,7 +155,9 @@ def _count_both(function: ir.Operation, emptied: set[ir.Operation]) -> None:
 def _meet(function: ir.Operation) -> None:
     """Before warps part, all barriers of both CTAs are ready; before a CTA ends, the other one does
     nothing to its memory any more."""
-    (first,) = [op for op in walk(function) if op.name == "mt.barrier" and ALL_WARPS in op.attributes]
+    (first,) = [
+        op for op in walk(function) if op.name == "mt.barrier" and ALL_WARPS in op.attributes
+    ]
     end = terminator_of(function.regions[0].blocks[0])
     for place, marks in ((first, (ALL_WARPS, "relaxed")), (end, (ALL_WARPS,))):
         builder = Builder(ir.InsertionPoint(place), place.location)

@@ -69,15 +69,13 @@ class Neighbours:
         if value in seen or not self._differs(value):
             return
         seen.add(value)
-        if value == self._program:
-            raise NotShared("each program has its own")
         if isinstance(value.type, ir.IntegerType) and self._is_rebuildable(value):
             leaves.append(value)
             return
         sources = _sources(value)
-        if not sources:
-            op = defining_op(value)
-            raise NotShared(f"where it is depends on {op.name if op else 'a loop'}")
+        if sources is None:
+            owner = value.owner.owner if isinstance(value, ir.BlockArgument) else value.owner
+            raise NotShared(f"where it is depends on {owner.operation.name}")
         for source in sources:
             self._collect(source, leaves, seen)
 

@@ -1,13 +1,18 @@
 """Which copies two programs side by side share, who waits for whom, and why others stay alone."""
 
+import re
 from collections import defaultdict
 
 import numpy as np
 import pytest
 
 from minitriton.ir import interpret
+from minitriton.ir.mlir import ir
+from minitriton.ir.target import Target
 from minitriton.ir.tensor_map_specs import read_specs
+from minitriton.passes import clusters
 from minitriton.passes.remarks import remarks_of
+from minitriton.passes.tile_pass import PassOptions
 from minitriton.passes.traversal import int_attribute, kernel_of, ops_of, walk
 from tests.passes import ring_kernels
 from tests.passes.test_warp_split import (
@@ -25,7 +30,7 @@ SHARED = "clusters of 2: programs side by side share this copy where its coordin
 
 def remarks(module):
     """What is said of clusters, without source lines."""
-    texts = [text.partition(": ")[2] for text in remarks_of(module)]
+    texts = [re.sub(r"^line \d+: ", "", text) for text in remarks_of(module)]
     return [text for text in texts if "cluster" in text or "num_ctas" in text]
 
 
@@ -33,7 +38,6 @@ def remarks(module):
 def copies(monkeypatch):
     """{(program, map): [(whether it is shared, coordinates), ...]} of what is interpreted."""
     found = defaultdict(list)
-
 
     def multicast(program, op, operands):
         x, y, z = program.ids
@@ -152,6 +156,70 @@ def test_coordinates_that_are_carried(kernel, copies, kind, first, pairs):
     assert remarks(module) == [SHARED, SHARED]
     found = shared_pairs(copies)
     assert found.pop(0) == {0, 1} and found.pop(1, set()) == pairs
+
+
+BARRIER = "!mt.mem<tensor<1xi64, {offset = array<i32>}>>"
+TYPES = {
+    "BARRIERS": BARRIER.replace("<1x", "<2x1x"),
+    "BARRIER": BARRIER,
+    "SLOTS": "!mt.mem<tensor<2xROWSx64xf16, LAYOUT>>",
+    "SLOT": "!mt.mem<tensor<ROWSx64xf16, LAYOUT>>",
+}
+TEXT = """module attributes {mt.num_ctas = 2 : i32, mt.num_warps = 8 : i32, mt.persistent = 1 : i32,
+    mt.producer_warps = 4 : i32, mt.tensor_maps = "[{\\22box\\22: [64, ROWS]}]"} {
+  func.func @k(%total: i32) {
+    %zero = arith.constant 0 : i32
+    %always = arith.constant true
+    %tiles = "mt.local_alloc"() {mt.pipelined} : () -> SLOTS
+    %full = "mt.local_alloc"() {mt.pipelined} : () -> BARRIERS
+    "mt.mbarrier_init"(%full) {count = 1 : i32} : (BARRIERS) -> ()
+    %empty = "mt.local_alloc"() {mt.pipelined} : () -> BARRIERS
+    "mt.mbarrier_init"(%empty) {count = 8 : i32} : (BARRIERS) -> ()
+    "mt.barrier"() {mt.all_warps} : () -> ()
+    "mt.split_warps"() : () -> ()
+    %own = "mt.cta_id"() : () -> i32
+    %count = "mt.cta_count"() : () -> i32
+    scf.for %p = %own to %total step %count : i32 {
+      scf.for %k = %zero to %total step %count : i32 {
+        %slot = "mt.mem_index"(%tiles, %zero) : (SLOTS, i32) -> SLOT
+        %e = "mt.mem_index"(%empty, %zero) : (BARRIERS, i32) -> BARRIER
+        %f = "mt.mem_index"(%full, %zero) : (BARRIERS, i32) -> BARRIER
+        "mt.mbarrier_wait"(%e, %zero) {mt.producer} : (BARRIER, i32) -> ()
+        "mt.tma_copy"(%slot, %f, %always, %zero, WHERE)
+          {dims = array<i32: 1, 0>, map = 0 : i32, mt.producer}
+          : (SLOT, BARRIER, i1, i32, i32) -> ()
+        "mt.mbarrier_arrive"(%e, %always) : (BARRIER, i1) -> ()
+      }
+    } {mt.programs}
+    return
+  }
+}"""
+
+
+@pytest.mark.parametrize(
+    ("rows", "where", "reason"),
+    [(16, "%k", None), (16, "%p", None), (8, "%k", "its tile has no halves"),
+     (16, "%own", "where it is depends on mt.cta_id")],
+)  # fmt: skip
+def test_copies_that_stay_alone(rows, where, reason):
+    """Without halves, and where the place depends on more than the program."""
+    bits = (64 * rows).bit_length() - 1
+    layout = f"{{offset = array<i32: {', '.join(str(1 << bit) for bit in range(bits))}>}}"
+    text = TEXT.replace("WHERE", where)
+    for name, type_ in TYPES.items():
+        text = text.replace(name, type_)
+    module = ir.Module.parse(text.replace("ROWS", str(rows)).replace("LAYOUT", layout))
+    clusters.run(module, Target.parse("sm_90a"), PassOptions())
+    (copy,) = [op for op in walk(kernel_of(module)) if op.name.startswith("mt.tma_")]
+    inits = [int_attribute(op, "count") for op in named(kernel_of(module), "mt.mbarrier_init")]
+    if reason is None:
+        assert remarks(module) == [SHARED] and copy.name == "mt.tma_multicast" and inits == [1, 16]
+        same = copy.operands[3].owner.operation
+        assert same.name == ("arith.constant" if where == "%k" else "arith.cmpi")
+        return
+    alone = "num_ctas 2 reduced to 1: neighbouring programs share no copies"
+    assert remarks(module) == [f"not shared in a cluster: {reason}", alone]
+    assert copy.name == "mt.tma_copy" and inits == [1, 8]
 
 
 ALONE = [
