@@ -134,7 +134,7 @@ def test_attention(device, at_random, ctas, d, tokens, count):
         out = torch.full_like(q, NAN)
         compiled = attention_kernel[(triton.cdiv(tokens, 128), count)](
             q, k, v, out, d**-0.5, tokens, d, 128, 64, False, num_warps=8, num_stages=2,
-            num_ctas=num_ctas,
+            num_ctas=num_ctas, warp_specialize=True,
         )  # fmt: skip
         results.append(out)
     scores = q.double() @ k.double().mT * d**-0.5 * torch.log(torch.tensor(2.0)).item()
@@ -146,64 +146,59 @@ def test_attention(device, at_random, ctas, d, tokens, count):
 def test_causal_attention_has_programs_of_different_lengths(device):
     q, k, v, out = heads(device, 256, 64, 1)
     compiled = attention_kernel[(2, 1)](
-        q, k, v, out, 0.1, 256, 64, 128, 64, True, num_warps=8, num_stages=2, num_ctas=2
-    )
+        q, k, v, out, 0.1, 256, 64, 128, 64, True, num_warps=8, num_stages=2, num_ctas=2,
+        warp_specialize=True,
+    )  # fmt: skip
     assert compiled.shape.clusters == 1 and not out.isnan().any()
     assert "num_ctas 2 reduced to 1: programs may differ in length" in str(compiled.metadata)
 
 
 @triton.jit
 def experts_kernel(
-    x_ptr, w_ptr, expert_ptr, out_ptr, K, N: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr
+    x_ptr, w_ptr, expert_ptr, out_ptr, K, rows, N: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr
 ):
-    """Rows times the matrix of their expert, which a table names for each tile of rows."""
+    """Rows times the matrix of their expert, which a table names for each tile of rows; rows: of
+    all matrices."""
     pid = tl.program_id(0)
     expert = tl.load(expert_ptr + pid)
     rm, rn, rk = pid * BM + tl.arange(0, BM), tl.arange(0, N), tl.arange(0, BK)
     acc = tl.zeros((BM, N), tl.float32)
     for k in range(0, K, BK):
         x = tl.load(x_ptr + rm[:, None] * K + (k + rk)[None, :])
-        at = (k + rk)[:, None]
-        w = tl.load(w_ptr + expert.to(tl.int64) * K * N + at * N + rn[None, :])
+        at = (expert * K + k + rk)[:, None]
+        w = tl.load(w_ptr + at * N + rn[None, :], mask=(at >= 0) & (at < rows), other=0.0)
         acc = tl.dot(x, w, acc)
     tl.store(out_ptr + rm[:, None] * N + rn[None, :], acc)
+
+
+def of_experts(kernel, device, experts, **options):
+    """The kernel and its error, for so many tiles of rows."""
+    table = torch.tensor(experts, dtype=torch.int32, device=device)
+    tiles, count = len(experts), max(experts) + 1
+    x = torch.randn(tiles, 128, 192, device=device).to(BF16)
+    w = torch.randn(count, 192, 128, device=device).to(BF16)
+    out = torch.full((tiles, 128, 128), NAN, device=device)
+    sizes = (192, count * 192, 128, 128, 64)
+    compiled = kernel[(tiles,)](x, w, table, out, *sizes, warp_specialize=True, **options)
+    expected = x.double() @ w[table.long()].double()
+    return compiled, ((out - expected).norm() / expected.norm()).item()
 
 
 @once
 @pytest.mark.parametrize("warps", [8, 4])
 def test_places_from_a_table(device, at_random, ctas, warps):
     """Only where both programs of a pair have the same expert do they share its matrix."""
-    experts = torch.tensor([1, 1, 0, 2, 2, 2, 1, 0], dtype=torch.int32, device=device)
-    x = torch.randn(8 * 128, 192, device=device).to(BF16)
-    w = torch.randn(3, 192, 128, device=device).to(BF16)
-    out = torch.full((8 * 128, 128), NAN, device=device)
-    compiled = experts_kernel[(8,)](
-        x, w, experts, out, 192, 128, 128, 64, num_warps=warps, num_stages=2, num_ctas=2
-    )
-    expected = x.view(8, 128, 192).double() @ w[experts.long()].double()
-    assert is_paired(compiled)
-    assert ((out.view(8, 128, 128) - expected).norm() / expected.norm()).item() < 1e-6
-
-
-@triton.autotune(
-    [triton.Config({}, num_warps=8, num_stages=2, num_ctas=2), triton.Config({}, num_warps=8)],
-    key=[],
-)
-@triton.jit
-def tuned_kernel(
-    x_ptr, w_ptr, expert_ptr, out_ptr, K, N: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr
-):
-    experts_kernel(x_ptr, w_ptr, expert_ptr, out_ptr, K, N, BM, BK)
+    experts, options = [1, 1, 0, 2, 2, 2, 1, 0], {"num_warps": warps, "num_stages": 2}
+    compiled, error = of_experts(experts_kernel, device, experts, num_ctas=2, **options)
+    assert is_paired(compiled) and error < 1e-6
 
 
 def test_configurations(device):
     """In the emulator the first one that compiles is taken."""
-    x, w = (torch.randn(256, 128, device=device).to(BF16) for _ in "xw")
-    out = torch.full((256, 128), NAN, device=device)
-    experts = torch.zeros(2, dtype=torch.int32, device=device)
-    compiled = tuned_kernel[(2,)](x, w[:128], experts, out, 128, 128, 128, 64)
-    assert device == "cuda" or is_paired(compiled)
-    assert error_of(x, w[:128], out) < 1e-6
+    configs = [triton.Config({}, num_warps=8, num_ctas=n) for n in (2, 1)]
+    tuned = triton.autotune(configs, key=[])(triton.jit(experts_kernel.fn))
+    compiled, error = of_experts(tuned, device, [0, 0])
+    assert error < 1e-6 and (device == "cuda" or is_paired(compiled))
 
 
 @only_gpu
