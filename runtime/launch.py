@@ -165,11 +165,10 @@ def make_launcher(
 ) -> Callable[..., None]:
     """A function `launch(gx, gy, gz, stream, v0, ..., v{count-1})`.
 
-    It packs the values at `places` as `dtypes` and launches on the raw `stream`. `launch_ex`
-    stands in for the driver's function in tests. `maps` are made of the values and passed after
-    them. A persistent kernel gets the grid's sizes after its parameters; `alone` makes the launcher
-    of its form without clusters, for numbers of programs that these do not divide. Raises
-    CudaError; with `sync` also what the kernel met.
+    It packs the values at `places` as `dtypes` and launches on the raw `stream`, in tests by
+    `launch_ex`. `maps` are made of the values and passed last; a persistent kernel gets the grid's
+    sizes before them. `alone` makes what launches it without clusters. Raises CudaError; with
+    `sync` also what the kernel met.
     """
     launch_ex = driver.launch_function() if launch_ex is None else launch_ex
     pool: list[tuple[Any, ...]] = []
