@@ -165,10 +165,9 @@ def make_launcher(
 ) -> Callable[..., None]:
     """A function `launch(gx, gy, gz, stream, v0, ..., v{count-1})`.
 
-    It packs the values at `places` as `dtypes` and launches on the raw `stream`, in tests by
-    `launch_ex`. `maps` are made of the values and passed last; a persistent kernel gets the grid's
-    sizes before them. `alone` makes what launches it without clusters. Raises CudaError; with
-    `sync` also what the kernel met.
+    It packs the values at `places` as `dtypes`, a persistent kernel's grid sizes, and `maps` made of
+    the values, and launches on the raw `stream` (in tests by `launch_ex`). `alone` makes what
+    launches it without clusters. Raises CudaError; with `sync` also what the kernel met.
     """
     launch_ex = driver.launch_function() if launch_ex is None else launch_ex
     pool: list[tuple[Any, ...]] = []
