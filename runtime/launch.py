@@ -165,7 +165,7 @@ def make_launcher(
 ) -> Callable[..., None]:
     """A function `launch(gx, gy, gz, stream, v0, ..., v{count-1})`.
 
-    It packs the values at `places` as `dtypes`, a persistent kernel's grid sizes, and `maps` made of
+    It packs the values at `places` as `dtypes`, a persistent kernel's grid sizes and `maps` made of
     the values, and launches on the raw `stream` (in tests by `launch_ex`). `alone` makes what
     launches it without clusters. Raises CudaError; with `sync` also what the kernel met.
     """
