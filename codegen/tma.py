@@ -22,22 +22,23 @@ def lower_tma_copy(lowering: Lowering, op: ir.Operation) -> None:
     rank = len(coordinates)
     constraints = ",".join(["b", "r", "l", *["r"] * rank, "r", "~{memory}"])
     pointer = lowering.map_pointers[integer_attribute(op, "map")]
-    boxes = _boxes(lowering, op, buffer)
+    boxes = boxes_of(lowering, op, buffer)
     if len(boxes) <= MAX_HOISTED:
         for at, corner in _placed(lowering, boxes, buffer, coordinates):
             lowering.asm(
-                _copy_text([0] * rank), constraints, [], [asks, at, pointer, *corner, signal]
+                copy_text([0] * rank), constraints, [], [asks, at, pointer, *corner, signal]
             )
         return
     starts = [lowering.scalar(c) for c in coordinates]
     target = shared_word(lowering, lowering.scalar(buffer))
     for offset, steps in boxes:
         at = lowering.add(target, offset) if offset else target
-        lowering.asm(_copy_text(steps), constraints, [], [asks, at, pointer, *starts, signal])
+        lowering.asm(copy_text(steps), constraints, [], [asks, at, pointer, *starts, signal])
 
 
-def _copy_text(steps: Sequence[int]) -> str:
-    """A copy of the box whose first element is `steps` behind the given coordinates."""
+def copy_text(steps: Sequence[int], *, multicast: bool = False) -> str:
+    """A copy of the box whose first element is `steps` behind the given coordinates; multicast: to
+    the CTAs of the mask that is the last operand."""
     rank = len(steps)
     names = [f"c{i}" if step else f"${3 + i}" for i, step in enumerate(steps)]
     sums = [
@@ -45,9 +46,10 @@ def _copy_text(steps: Sequence[int]) -> str:
         for i, step in enumerate(steps)
         if step
     ]
+    kind, mask = (".multicast::cluster", f", ${4 + rank}") if multicast else ("", "")
     copy = (
-        f"@$0 cp.async.bulk.tensor.{rank}d.shared::cluster.global.mbarrier::complete_tx::bytes "
-        f"[$1], [$2, {{{', '.join(names)}}}], [${3 + rank}];"
+        f"@$0 cp.async.bulk.tensor.{rank}d.shared::cluster.global.mbarrier::complete_tx::bytes"
+        f"{kind} [$1], [$2, {{{', '.join(names)}}}], [${3 + rank}]{mask};"
     )
     return f"{{\n{''.join(sums)}{copy}\n}}" if sums else copy
 
@@ -62,7 +64,7 @@ def lower_tma_store(lowering: Lowering, op: ir.Operation) -> None:
     constraints = ",".join(["b", "r", "l", *["r"] * rank, "~{memory}"])
     asks = lowering.is_first_thread
     pointer = lowering.map_pointers[integer_attribute(op, "map")]
-    for at, corner in _placed(lowering, _boxes(lowering, op, buffer), buffer, coordinates):
+    for at, corner in _placed(lowering, boxes_of(lowering, op, buffer), buffer, coordinates):
         lowering.asm(text, constraints, [], [asks, at, pointer, *corner])
     lowering.asm("@$0 cp.async.bulk.commit_group;", "b,~{memory}", [], [asks])
 
@@ -74,7 +76,7 @@ def lower_tma_store_wait(lowering: Lowering, op: ir.Operation) -> None:
     lowering.asm(text, "b,~{memory}", [], [lowering.is_first_thread])
 
 
-def _boxes(lowering: Lowering, op: ir.Operation, buffer: ir.Value) -> list[tuple[int, list[int]]]:
+def boxes_of(lowering: Lowering, op: ir.Operation, buffer: ir.Value) -> list[tuple[int, list[int]]]:
     """(byte offset in the buffer, first element by dimension of the map) of each box of a tile.
 
     Boxes are narrower than the tile where its rows are wider than the swizzle, and lower where it

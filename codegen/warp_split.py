@@ -6,6 +6,7 @@ of the others has a number of its own, and counts them alone.
 
 from __future__ import annotations
 
+from minitriton.codegen.cluster import arrive_in_cluster
 from minitriton.codegen.lower import CONSUMER_BARRIER, Lowering, Role, integer_attribute
 from minitriton.codegen.shared_address import shared_word
 from minitriton.codegen.warpgroup import warpgroup
@@ -19,11 +20,13 @@ CONSUMER_REGISTERS = 240
 
 
 def lower_split_warps(lowering: Lowering, op: ir.Operation) -> None:
-    """Everything that follows in the block, once for each role."""
+    """Everything that follows in the block, once for each role; at the end what all do."""
     if lowering.groups > 1:
         lowering.group_id = warpgroup(lowering)
     ops = [view.operation for view in op.block.operations]
     rest = ops[ops.index(op) + 1 : -1]
+    ends = [op for op in rest if op.name == "mt.cluster_barrier"]
+    rest = [op for op in rest if op not in ends]
     first_group = lowering.consumer_warps // WARPGROUP
     is_producer = lowering.compare("eq", warpgroup(lowering), first_group)
 
@@ -50,6 +53,7 @@ def lower_split_warps(lowering: Lowering, op: ir.Operation) -> None:
         return []
 
     lowering.branch(is_producer, (), produce, consume)
+    lowering.lower_ops(ends)
 
 
 def _set_registers(lowering: Lowering, how: str, count: int) -> None:
@@ -58,6 +62,9 @@ def _set_registers(lowering: Lowering, how: str, count: int) -> None:
 
 def lower_mbarrier_arrive(lowering: Lowering, op: ir.Operation) -> None:
     barrier, runs = map(lowering.scalar, op.operands)
+    if "cluster" in op.attributes:
+        arrive_in_cluster(lowering, shared_word(lowering, barrier), runs)
+        return
     first = lowering.once("first lane", lambda: lowering.compare("eq", lowering.lane_id, 0))
     lowering.asm("bar.warp.sync 0xffffffff;", "~{memory}", [])
     lowering.asm(

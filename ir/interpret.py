@@ -249,6 +249,11 @@ def _tma_copy(program: Program, op: ir.Operation, operands: list[Any]) -> Sequen
     return []
 
 
+def _tma_multicast(program: Program, op: ir.Operation, operands: list[Any]) -> Sequence[Any]:
+    """Programs run one by one: the whole tile, whoever copies it."""
+    return _tma_copy(program, op, operands[:3] + operands[4:])
+
+
 def _tma_store(program: Program, op: ir.Operation, operands: list[Any]) -> Sequence[Any]:
     buffer, *coordinates = operands
     addresses, inside, _ = _box(program, op, buffer.shape, coordinates)
@@ -383,7 +388,8 @@ RULES: dict[str, Rule] = {
     "mt.assume": _nothing, "mt.barrier": _nothing, "mt.print": _nothing, "mt.assert": _nothing,
     "mt.async_commit": _nothing, "mt.async_wait": _nothing, "mt.local_dealloc": _nothing,
     "mt.tma_store": _tma_store, "mt.tma_store_wait": _nothing,
-    "mt.tma_copy": _tma_copy, "mt.mbarrier_init": _nothing, "mt.mbarrier_inval": _nothing,
+    "mt.tma_copy": _tma_copy, "mt.tma_multicast": _tma_multicast,
+    "mt.mbarrier_init": _nothing, "mt.mbarrier_inval": _nothing, "mt.cluster_barrier": _nothing,
     "mt.mbarrier_expect": _nothing, "mt.mbarrier_wait": _nothing,
     "mt.mbarrier_arrive": _nothing, "mt.split_warps": _nothing,
     "mt.turn_wait": _nothing, "mt.turn_pass": _nothing,

@@ -161,6 +161,23 @@ class TmaCopyOp(MT.Operation, name="tma_copy"):
     dims: Any = ext.attribute(kw_only=True)
 
 
+class TmaMulticastOp(MT.Operation, name="tma_multicast"):
+    """A tma_copy of which, where `shared` (i1) is true, both CTAs of a cluster make one half each.
+
+    Then the CTA copies the half of its own rank, along the tile's dimension `halved`, to the same
+    place in both; the bytes are counted by the barriers that stand where `barrier` does.
+    """
+
+    buffer: Operand[Any]
+    barrier: Operand[Any]
+    runs: Operand[Any]
+    shared: Operand[Any]
+    coordinates: Sequence[Operand[Any]]
+    map: ir.IntegerAttr = ext.attribute(kw_only=True)
+    dims: Any = ext.attribute(kw_only=True)
+    halved: ir.IntegerAttr = ext.attribute(kw_only=True)
+
+
 class TmaStoreOp(MT.Operation, name="tma_store"):
     """TMA: the buffer's tile to boxes of tensor map number `map`, by thread 0, as one group.
 
@@ -211,7 +228,8 @@ class MbarrierWaitOp(MT.Operation, name="mbarrier_wait"):
 
 
 class MbarrierArriveOp(MT.Operation, name="mbarrier_arrive"):
-    """Each warp arrives once, after all its lanes came here; not where `runs` (i1) is false."""
+    """Each warp arrives once, after all its lanes came here; not where `runs` (i1) is false. With
+    the unit attribute `cluster` it arrives at the barriers there of both CTAs of its cluster."""
 
     barrier: Operand[Any]
     runs: Operand[Any]
@@ -231,6 +249,6 @@ PURE = (MemIndexOp, MemTransOp)
 OPS = (
     LoadOp, StoreOp, AtomicRmwOp, AtomicCasOp, LocalAllocOp, LocalDeallocOp, LocalStoreOp,
     LocalLoadOp, *PURE, AsyncCopyOp, AsyncCommitOp, AsyncWaitOp,
-    TmaCopyOp, TmaStoreOp, TmaStoreWaitOp, MbarrierInitOp, MbarrierInvalOp, MbarrierExpectOp,
-    MbarrierWaitOp, MbarrierArriveOp, ProxyFenceOp, WarpgroupWaitOp,
+    TmaCopyOp, TmaMulticastOp, TmaStoreOp, TmaStoreWaitOp, MbarrierInitOp, MbarrierInvalOp,
+    MbarrierExpectOp, MbarrierWaitOp, MbarrierArriveOp, ProxyFenceOp, WarpgroupWaitOp,
 )  # fmt: skip

@@ -82,6 +82,12 @@ class BarrierOp(MT.Operation, name="barrier"):
     """All threads of the CTA meet; shared and global writes before it are visible after it."""
 
 
+class ClusterBarrierOp(MT.Operation, name="cluster_barrier"):
+    """All threads of all CTAs of the cluster meet, producer warps included, and see what each wrote
+    to shared memory before; with the unit attribute `relaxed` only the mbarriers that it made.
+    After split_warps it is the last op."""
+
+
 class AssertOp(MT.Operation, name="assert"):
     """Stops the program with `message` where an i1 (scalar or tile) is false and the mask true.
 
@@ -100,4 +106,7 @@ class PrintOp(MT.Operation, name="print"):
 
 
 PURE = (ProgramIdOp, NumProgramsOp, CtaIdOp, CtaCountOp, GroupIdOp, GroupCountOp, HintOp)
-OPS = (*PURE, SplitWarpsOp, TurnWaitOp, TurnPassOp, AssumeOp, BarrierOp, AssertOp, PrintOp)
+OPS = (
+    *PURE, SplitWarpsOp, TurnWaitOp, TurnPassOp, AssumeOp, BarrierOp, ClusterBarrierOp, AssertOp,
+    PrintOp,
+)  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 from minitriton.ir.mlir import ir
 
 PRODUCER = "mt.producer"  # marks ops that only the producer runs
+ALL_WARPS = "mt.all_warps"  # marks barriers of all warps, producers included
 PRODUCER_SUFFIX = "_producer"  # of the function with all that it runs
 # Module attributes: how many groups of mt.num_warps warps hold tiles, each with programs of its own
 # (1 if missing), and how many bytes of shared memory each has for itself.

@@ -52,6 +52,7 @@ class CompiledKernel:
         self._texts: dict[str, str] | None = None
         self._emulator: Any = None
         self._without_tma: CompiledKernel | None = None
+        self._without_clusters: CompiledKernel | None = None
         self.report: Any = None  # counters of the last launch in the emulator
         self.asm: Mapping[str, Any] = Stagewise(self)
         self.functions: dict[int, Function] = {}  # as loaded on each GPU
@@ -137,6 +138,18 @@ class CompiledKernel:
                     self.source, self.spec, self.target, settings=settings
                 )
             return self._without_tma
+
+    def without_clusters(self) -> CompiledKernel:
+        """The same kernel with num_ctas=1, for launches whose programs do not fill clusters."""
+        from minitriton.compiler import compile_kernel
+
+        with self._lock:
+            if self._without_clusters is None:
+                spec = dataclasses.replace(self.spec, num_ctas=1)
+                self._without_clusters = compile_kernel(
+                    self.source, spec, self.target, settings=self._settings
+                )
+            return self._without_clusters
 
     def check_resources(self) -> None:
         """OutOfResources if the target cannot run this kernel, whatever its grid."""

@@ -78,15 +78,20 @@ def launcher(
             )
             compiled.functions[device] = function
     if compiled.persistent:
-        resident = module.resident_ctas(function, shape.threads, shape.shared)
+        resident = module.resident_ctas(function, shape.threads, shape.shared, shape.clusters)
+        if not resident:
+            return launcher(compiled.without_clusters(), device, places, count, sync=sync)
         shape = dataclasses.replace(shape, resident=resident)
     dtypes = compiled.parameter_dtypes()
 
     def without() -> Callable[..., None]:
         return launcher(compiled.without_tma(), device, places, count, sync=sync)
 
+    def alone() -> Callable[..., None]:
+        return launcher(compiled.without_clusters(), device, places, count, sync=sync)
+
     maps = Maps(compiled.tensor_maps, without)
-    return make_launcher(function, shape, dtypes, places, count, sync=sync, maps=maps)
+    return make_launcher(function, shape, dtypes, places, count, sync=sync, maps=maps, alone=alone)
 
 
 def memory_getter(
@@ -167,8 +172,9 @@ def _emulate(
     }
     maps = packed(compiled.tensor_maps, [argument.value for _, argument in leaves], pieces)
     programs = math.prod(grid)
-    if maps is None or (compiled.persistent and programs > MAX_PROGRAMS):
-        plain = compiled.without_tma()
+    counted = not compiled.persistent or programs <= MAX_PROGRAMS
+    if maps is None or not counted or programs % compiled.shape.clusters:
+        plain = compiled.without_clusters() if maps and counted else compiled.without_tma()
         _emulate(plain, grid, leaves, settings)
         compiled.report = plain.report
         return
@@ -178,11 +184,11 @@ def _emulate(
     params = [
         to_bytes(dtype, argument.value) for dtype, (_, argument) in zip(dtypes, leaves, strict=True)
     ]
-    ctas = grid
+    ctas, shape = grid, compiled.shape
     if compiled.persistent:
         params += [to_bytes("int32", size) for size in grid]
-        ctas = (min(programs, EMULATED_CTAS), 1, 1)
-    shape = compiled.shape
+        most = -(-EMULATED_CTAS // shape.clusters) * shape.clusters
+        ctas = (min(programs, most), 1, 1)
     policies: dict[str, Any] = {}
     if shape.clusters > 1:
         policies["cluster"] = (shape.clusters, 1, 1)

@@ -260,7 +260,7 @@ def _checked(kernel: str, name: str, value: Any) -> int:
     rules = {
         "num_warps": (1 <= value <= 32 and value & (value - 1) == 0, "a power of two from 1 to 32"),
         "num_stages": (0 <= value <= 32, "from 0 to 32"),
-        "num_ctas": (value == 1, "1 (a program runs on one CTA)"),
+        "num_ctas": (value in (1, 2), "1 or 2 (CTAs of a cluster, which share copies)"),
         "maxnreg": (16 <= value <= 255, "from 16 to 255"),
     } if isinstance(value, int) and not isinstance(value, bool) else {}  # fmt: skip
     fits, expected = rules.get(name, (False, "an int"))

@@ -11,6 +11,7 @@ from minitriton.ir.target import Target
 from minitriton.passes import (
     allocate_shared,
     assign_layouts,
+    clusters,
     copy_ahead,
     fuse_reductions,
     insert_barriers,
@@ -62,6 +63,7 @@ def tile_pipeline(target: Target, options: PassOptions | None = None) -> list[Bo
         *check,
         Pass("allocate_shared", allocate_shared.run),
         Pass("insert_barriers", insert_barriers.run),
+        Pass("clusters", clusters.run),
         Pass("producer_slice", producer_slice.add_producer),
         Pass("sink_past_products", sink_past_products.run),
         Pass("legality", legality.run),

@@ -15,6 +15,7 @@ from minitriton.ir.builder import Builder, i32_attr
 from minitriton.ir.dialect import MemType
 from minitriton.ir.encoding import mem_layout
 from minitriton.ir.mlir import ir
+from minitriton.ir.warp_roles import ALL_WARPS
 from minitriton.passes.loop_arguments import give_results, with_arguments, yield_also
 from minitriton.passes.slots import allocate_barriers, allocate_slots
 from minitriton.passes.traversal import (
@@ -219,7 +220,7 @@ def _split(function: ir.Operation) -> ir.Operation:
     """Where the warps part, at the kernel's entry: everyone first sees the barriers ready."""
     body = function.regions[0].blocks[0]
     builder = Builder(ir.InsertionPoint.at_block_begin(body), function.location)
-    builder.create("mt.barrier", [], [], {"mt.all_warps": ir.UnitAttr.get()})
+    builder.create("mt.barrier", [], [], {ALL_WARPS: ir.UnitAttr.get()})
     return builder.create("mt.split_warps", [])
 
 

@@ -13,6 +13,7 @@ from minitriton.ir.dialect import element_of
 from minitriton.ir.mlir import ir
 from minitriton.ir.target import Target
 from minitriton.ir.types import bit_width
+from minitriton.ir.warp_roles import ALL_WARPS
 from minitriton.passes import persist, ping_pong
 from minitriton.passes.affine import AffineAnalysis
 from minitriton.passes.ahead_of_time import AheadOfTime
@@ -165,8 +166,8 @@ class WarpSplit:
             return "threads make some of its copies"
         if sum(prod(dot.results[0].type.shape) for dot in dots) > MAX_RESULTS * 32 * self._warps:
             return "its products have too many results: ptxas would wait for each wgmma"
-        if "mt.maxnreg" in top.attributes or int_attribute(top, "mt.num_ctas", 1) > 1:
-            return "the kernel sets maxnreg or num_ctas"
+        if "mt.maxnreg" in top.attributes:
+            return "the kernel sets maxnreg"
         if any(use.owner.operation.name not in MOVES
                for s in staged for use in s.load.results[0].uses):  # fmt: skip
             return "what it loads is also used as it comes"
@@ -226,7 +227,7 @@ def _writes_before(
     for op in walk(function):
         if op == outermost:
             break
-        if op.name in WRITES_IN_LOOP and "mt.all_warps" not in op.attributes:
+        if op.name in WRITES_IN_LOOP and ALL_WARPS not in op.attributes:
             return True
     return outermost != loop and may_overwrite(outermost, loads, function.regions[0].blocks[0])
 

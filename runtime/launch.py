@@ -5,7 +5,8 @@ through ctypes with four addresses: cuda.bindings would convert eleven arguments
 build enum objects of the result, which costs more than the rest of the path together. The GIL is
 released inside, so a block must belong to one launch at a time: blocks come from a free list.
 Each parameter sits in a slot of 8 bytes, zero-filled, and the driver reads as much as it needs;
-tensor maps follow, 128 bytes each. A launch that no tensor map fits goes to another kernel.
+tensor maps follow, 128 bytes each. A launch that no tensor map fits goes to another kernel, and so
+does one of clusters whose programs do not come in twos.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Maps:
 
 
 def _never() -> Callable[..., None]:
-    raise AssertionError("a kernel without tensor maps needs no other form")
+    raise AssertionError("a kernel without tensor maps or clusters needs no other form")
 
 
 NO_MAPS = Maps((), _never)
@@ -160,13 +161,15 @@ def make_launcher(
     launch_ex: Callable[..., int] | None = None,
     multiple: bool | None = None,
     maps: Maps = NO_MAPS,
+    alone: Callable[[], Callable[..., None]] = _never,
 ) -> Callable[..., None]:
     """A function `launch(gx, gy, gz, stream, v0, ..., v{count-1})`.
 
-    It packs the values at `places` as `dtypes` and launches on the raw `stream`. `launch_ex`
-    stands in for the driver's function in tests. `maps` are made of the values, and of a further
-    argument `memory` (a tuple) if they depend on it (`bounded`); they are passed after the values,
-    like a persistent kernel's grid sizes. Raises CudaError; with `sync` also what the kernel met.
+    It packs the values at `places` as `dtypes` and launches on the raw `stream` (in tests by
+    `launch_ex`). `maps` are made of the values, and of a further argument `memory` (a tuple) if
+    they depend on it (`bounded`); they are passed after the values, like a persistent kernel's grid
+    sizes. `alone` makes what launches it without clusters. Raises CudaError; with `sync` also what
+    the kernel met.
     """
     launch_ex = driver.launch_function() if launch_ex is None else launch_ex
     pool: list[tuple[Any, ...]] = []
@@ -199,7 +202,7 @@ def make_launcher(
         "pack_into": struct.Struct("<" + _CONFIG + slot_format([*dtypes, *sizes])).pack_into,
         "handle": ctypes.c_void_p(int(function.handle)),
         "recent": driver.STATE.recent.append, "name": function.name, "wait": wait,
-        "to_bf16": bfloat16_bits, "launch_ex": launch_ex,
+        "to_bf16": bfloat16_bits, "launch_ex": launch_ex, "alone": functools.cache(alone),
     }  # fmt: skip
     found = ["v" + "".join([str(i), *(f"[{j}]" for j in rest)]) for i, *rest in places]
     values = [
@@ -208,7 +211,7 @@ def make_launcher(
     ]
     text = _TEMPLATE.format(
         **_map_code(maps, scope, found, count, len(sizes)),
-        **_grid_code(shape, count),
+        **_grid_code(shape, count, _memory_argument(maps)),
         parameters="".join(f", v{i}" for i in range(count)),
         values="".join(", " + value for value in [*values, *("gx", "gy", "gz")[: len(sizes)]]),
         threads=shape.threads,
@@ -226,9 +229,9 @@ def _map_code(
 ) -> dict[str, str]:
     """What the launcher does about tensor maps; `scope` gets the functions that it calls."""
     if not maps.specs:
-        return {"maps": "pass", "place_maps": "pass", "memory": ""}
+        return {"maps": "pass", "place_maps": "pass", "memory": _memory_argument(maps)}
     scope |= {"encode": encoder(maps.specs, len(found)), "otherwise": functools.cache(maps.without)}
-    memory = ", memory" if bounded(maps.specs) else ""
+    memory = _memory_argument(maps)
     needs = ", ".join(found[number] for number in needed(maps.specs)) + memory
     arguments = "".join(f", v{i}" for i in range(count))
     start = _CONFIG_BYTES + 8 * (len(found) + sizes)
@@ -240,14 +243,23 @@ def _map_code(
     }
 
 
-def _grid_code(shape: LaunchShape, count: int) -> dict[str, str]:
-    """How many CTAs the launcher starts: one for each program, or as many as there is room for."""
+def _memory_argument(maps: Maps) -> str:
+    return ", memory" if bounded(maps.specs) else ""
+
+
+def _grid_code(shape: LaunchShape, count: int, memory: str) -> dict[str, str]:
+    """How many CTAs the launcher starts: one for each program, or as many as there is room for.
+    memory: a further argument of the launcher without clusters."""
     if not shape.resident:
         return {"ctas": "pass", "grid": "gx, gy, gz"}
     arguments = "".join(f", v{i}" for i in range(count))
+    unpaired = ""
+    if shape.clusters > 1:
+        unpaired = f"    if ctas % {shape.clusters}:\n"
+        unpaired += f"        return alone()(gx, gy, gz, stream{arguments}{memory})\n"
     return {
         "ctas": f"ctas = gx * gy * gz\n    if ctas > {MAX_PROGRAMS}:\n"
-        f"        return otherwise()(gx, gy, gz, stream{arguments})\n"
+        f"        return otherwise()(gx, gy, gz, stream{arguments})\n{unpaired}"
         f"    if ctas > {shape.resident}:\n        ctas = {shape.resident}",
         "grid": "ctas, 1, 1",
     }

@@ -65,11 +65,32 @@ def load(cubin: bytes, name: str, device: int, shared: int, threads: int) -> Fun
     return function
 
 
-def resident_ctas(function: Function, threads: int, shared: int) -> int:
-    """How many CTAs of a kernel its GPU holds at a time."""
+def resident_ctas(function: Function, threads: int, shared: int, clusters: int = 1) -> int:
+    """How many CTAs of a kernel its GPU holds at a time, in clusters of so many; 0 if no cluster
+    fits."""
     cuda = driver.bindings()
+    if clusters > 1:
+        config = _cluster_config(threads, shared, clusters)
+        doing = f"asking how many clusters of '{function.name}' fit"
+        found = driver.check(cuda.cuOccupancyMaxActiveClusters(function.handle, config), doing)
+        return clusters * int(found)
     each = driver.check(
         cuda.cuOccupancyMaxActiveBlocksPerMultiprocessor(function.handle, threads, shared),
         f"asking how often '{function.name}' fits",
     )
     return max(1, int(each)) * driver.properties(function.device).multiprocessors
+
+
+def _cluster_config(threads: int, shared: int, clusters: int) -> Any:
+    """A CUlaunchConfig of one cluster along x; shared memory in bytes."""
+    cuda = driver.bindings()
+    attribute = cuda.CUlaunchAttribute()
+    attribute.id = cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+    size = attribute.value.clusterDim
+    size.x, size.y, size.z = clusters, 1, 1
+    config = cuda.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = clusters, 1, 1
+    config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+    config.sharedMemBytes = shared
+    config.attrs, config.numAttrs = [attribute], 1
+    return config

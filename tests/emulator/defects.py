@@ -276,6 +276,7 @@ def _cluster_arrival(ins: Instruction) -> Iterator[Edit]:
 
 def _mapping(ins: Instruction) -> Iterator[Edit]:
     yield "to the other CTA", _plus(ins, _operands(ins.args), 2, 1, "xor.b32")
+    yield "to the first CTA", [_with(ins, _operands(ins.args), 2, "0")]
 
 
 def _groups(ins: Instruction) -> Iterator[Edit]:
@@ -301,6 +302,13 @@ def _coordinates(ins: Instruction) -> Iterator[Edit]:
         args = re.sub(r"\{[^}]*\}", "{" + others + "}", ins.args)
         shift = ["{", ".reg .b32 changed;", f"add.u32 changed, {old}, 8;"]
         yield f"coordinate {axis} off by 8", [*shift, ins.text(args), "}"]
+    if "multicast" in ins.op:
+        operands = _operands(ins.args)
+        alone = _with(ins, operands, len(operands) - 1, "changed")
+        yield (
+            "to the first CTA alone",
+            ["{", ".reg .b16 changed;", "mov.b16 changed, 1;", alone, "}"],
+        )
 
 
 def _other_slot(ins: Instruction, before: list[Instruction]) -> Iterator[Edit]:

@@ -47,8 +47,13 @@ _LAST_TURN = "the CTA ends with a turn that nobody takes"
 _NO_GROUPS = (
     "the other threads have issued no bulk stores: their groups are empty, their waits short"
 )
-_EXCHANGED = "two threads of a warpgroup release a stage, one for each CTA: they change places"
+_EXCHANGED = (
+    "two threads of a warpgroup or warp release a stage, one for each CTA: they change places"
+)
 _REGISTERS = "consumers keep the registers of the launch: a matter of speed, or of not assembling"
+
+#: Kinds of instructions that clusters change.
+_OF_CLUSTERS = ("cluster", "mapa", "mbarrier", "bulk load", "fence.mbarrier_init")
 
 #: Of both products with a producer warp.
 _SPLIT_PRODUCT = {
@@ -65,6 +70,16 @@ _SPLIT_PRODUCT = {
     "wgmma.wait_group 2/3: after the next mbarrier.arrive": _TWICE,
     "bulk.wait_group 1/2: by every thread": _NO_GROUPS,
     "bulk.wait_group 2/2: by every thread": _NO_GROUPS,
+    "bulk.commit_group 1/1: by every thread": _NO_GROUPS,
+}
+#: Of both that run in clusters: a copy is for both CTAs or for one, which not every thread knows.
+_PAIRS = {
+    "mapa 1/1: to the other CTA": _EXCHANGED,
+    **{
+        name: reason
+        for name, reason in _SPLIT_PRODUCT.items()
+        if not name.startswith(("bulk load", "fence.mbarrier_init 2"))
+    },
 }
 #: By kernel and mutant, why it is no defect.
 EQUIVALENT: dict[str, dict[str, str]] = {
@@ -109,8 +124,15 @@ EQUIVALENT: dict[str, dict[str, str]] = {
     },
     "matmul, ping-pong": {
         **_SPLIT_PRODUCT,
-        "bulk.commit_group 1/1: by every thread": _NO_GROUPS,
         "bar.sync 5/5: removed": _LAST_TURN,
+    },
+    "matmul, pairs": {
+        **_PAIRS,
+        "bar.sync 1/2: another barrier": _FREE_BARRIER,
+        "bar.sync 2/2: another barrier": _FREE_BARRIER,
+    },
+    "matmul, ping-pong, pairs": {
+        name: reason for name, reason in _PAIRS.items() if name.startswith(_OF_CLUSTERS)
     },
     "matmul of bytes": {
         "bar.sync 1/4: removed": _SAME_THREAD,
@@ -148,7 +170,10 @@ EQUIVALENT: dict[str, dict[str, str]] = {
     "matmul, cluster": {"mapa 1/1: to the other CTA": _EXCHANGED},
 }
 #: Kinds of instructions to which a kernel's mutants are kept, for time: the rest is as elsewhere.
-ONLY = {"attention, specialised": ("bar.", "wgmma.", "mbarrier.arrive", "mbarrier wait", "setmax")}
+ONLY = {
+    "attention, specialised": ("bar.", "wgmma.", "mbarrier.arrive", "mbarrier wait", "setmax"),
+    "matmul, ping-pong, pairs": _OF_CLUSTERS,
+}
 #: Defects that are at least seeded into each kernel, equivalent mutants not counted.
 LEAST = {
     "matmul, TMA": 50,
@@ -160,6 +185,8 @@ LEAST = {
     "attention, sm_80": 40,
     "matmul, specialised": 45,
     "matmul, ping-pong": 45,
+    "matmul, pairs": 90,
+    "matmul, ping-pong, pairs": 70,
     "matmul of bytes": 50,
     "matmul in tf32, specialised": 50,
     "attention, specialised": 60,
@@ -213,6 +240,7 @@ def test_every_defect_is_found(name: str) -> None:
 TOGETHER = [
     ("matmul, specialised", r"fence\.mbarrier_init", True),
     ("matmul, specialised", r"wgmma\.wait_group\.sync\.aligned 0", True),
+    ("matmul, pairs", r"fence\.mbarrier_init", True),
     ("matmul, ping-pong", r"bar\.(sync|arrive)\s+%r\d+, 256", True),  # turns keep phases apart
     ("attention, specialised", r"bar\.(sync|arrive) %r\d+, 256", False),  # turns are for speed
 ]
@@ -228,7 +256,7 @@ def test_instructions_that_stand_for_each_other(name: str, pattern: str, wrong: 
 
 
 def test_there_are_enough_defects() -> None:
-    assert LEAST.keys() == SUBJECTS.keys() and sum(LEAST.values()) >= 585
+    assert LEAST.keys() == SUBJECTS.keys() and sum(LEAST.values()) >= 745
 
 
 RULES = """

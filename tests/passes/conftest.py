@@ -54,11 +54,12 @@ class Memory:
 class Kernel:
     """A Triton function under one signature, built anew for every use."""
 
-    def __init__(self, fn, num_warps=4, num_stages=3, target="sm_80", maxnreg=None, **arguments):
+    def __init__(self, fn, num_warps=4, num_stages=3, target="sm_80", maxnreg=None, num_ctas=1,
+                 **arguments):  # fmt: skip
         self.source = source_of(fn) or SourceFunction(fn)
         self.target = Target.parse(target)
         params = tuple(self._param(p, arguments[p.name]) for p in self.source.parameters)
-        self.spec = Specialization(params, num_warps, num_stages, maxnreg=maxnreg)
+        self.spec = Specialization(params, num_warps, num_stages, num_ctas, maxnreg=maxnreg)
 
     @staticmethod
     def _param(parameter, value):

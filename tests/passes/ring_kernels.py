@@ -225,3 +225,30 @@ def held_operand(
             x = tl.load(q + (start + rm)[:, None] * D + rd[None, :])
             acc = tl.dot(tl.dot(keys, tl.trans(x)).to(tl.float16), x, acc)
     tl.store(out + at, acc)
+
+
+def carried(
+    a, b, c, table, n, M, FIRST: tl.constexpr, B: tl.constexpr, KIND: tl.constexpr
+):  # fmt: skip
+    """C = the sum of A's tiles times tiles of B whose number is carried from step to step; KIND:
+    where the first one comes from."""
+    rm = tl.arange(0, B)
+    pid = tl.program_id(0)
+    page = pid % FIRST
+    if KIND == "a branch":
+        page = 0
+        if pid < FIRST:
+            page = 1
+    elif KIND == "a table":
+        page = tl.load(table + pid)
+    acc = tl.zeros((B, B), tl.float32)
+    for step in range(0, n):
+        if KIND == "a table in the loop":
+            page = tl.load(table + pid + step)
+        x = tl.load(a + (step * B + rm)[:, None] * B + rm[None, :])
+        at = (page * B + rm)[:, None]
+        y = tl.load(b + at * B + rm[None, :], mask=(at >= 0) & (at < B * M), other=0.0)
+        acc = tl.dot(x, y, acc)
+        if KIND != "a table in the loop":
+            page = (page * 3 + 1) % M
+    tl.store(c + (pid * B + rm)[:, None] * B + rm[None, :], acc)

@@ -107,7 +107,7 @@ REFUSED = [
      "what it copies, or how often, depends on a tile (mt.reduce)"),
     ("a mask of no box", {"K": "i32:16"}, "threads make some of its copies"),
     ("an operand used twice", {}, "what it loads is also used as it comes"),
-    ("", {"maxnreg": 168}, "the kernel sets maxnreg or num_ctas"),
+    ("", {"maxnreg": 168}, "the kernel sets maxnreg"),
     ("", {"BN": 256, "BK": 256}, "its slots do not fit beside the kernel's other shared memory"),
 ]  # fmt: skip
 

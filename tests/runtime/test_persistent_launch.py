@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from minitriton import execute
 from minitriton.runtime import driver, launch, module, tensor_maps
 from minitriton.runtime.launch import LaunchShape, Maps
 from minitriton.runtime.tensor_map import MAP_BYTES
@@ -19,18 +20,21 @@ SPEC = {"base": 0, "offset": [], "strides": [], "sizes": [[[1, [1]]]], "box": [6
         "spans": False, "signed": False}  # fmt: skip
 
 
-def make(resident: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, FakeCuda, list[Any]]:
+def make(
+    resident: int, monkeypatch: pytest.MonkeyPatch, clusters: int = 1
+) -> tuple[Any, FakeCuda, list[Any]]:
     """A launcher of a kernel with an array, a number and a tensor map; what reached the driver, and
-    the launches that went to the other form."""
+    the launches that went to another form: of one without clusters "alone" is the first."""
     monkeypatch.setattr(tensor_maps, "_encode", lambda found, element: found.pack())
     monkeypatch.setattr(tensor_maps, "_with_address", lambda image, address: image)
     sizes = [4, 4, 4] if resident else []
     cuda, plain = FakeCuda([8, 4, *sizes, MAP_BYTES]), []
     maps = Maps([SPEC], lambda: lambda *arguments: plain.append(arguments))
-    shape = LaunchShape(384, 4096, resident=resident)
+    shape = LaunchShape(384, 4096, clusters=clusters, resident=resident)
     run = launch.make_launcher(
-        FUNCTION, shape, ["*", "int32"], [(0,), (1,)], 2, launch_ex=cuda, multiple=False, maps=maps
-    )
+        FUNCTION, shape, ["*", "int32"], [(0,), (1,)], 2, launch_ex=cuda, multiple=False, maps=maps,
+        alone=lambda: lambda *arguments: plain.append(("alone", *arguments)),
+    )  # fmt: skip
     return run, cuda, plain
 
 
@@ -97,3 +101,70 @@ def test_how_many_ctas_a_gpu_holds(
     monkeypatch.setattr(driver, "properties", lambda _: SimpleNamespace(multiprocessors=132))
     assert module.resident_ctas(FUNCTION, 384, 180_000) == expected
     assert asked == [(FUNCTION.handle, 384, 180_000)]
+
+
+@pytest.mark.parametrize(
+    ("grid", "ctas"),
+    [((2, 1, 1), 2), ((3, 2, 1), 6), ((1, 4, 1), 4), ((131, 2, 1), 130), ((500, 1, 1), 130)],
+)
+def test_clusters_of_an_even_number_of_programs(
+    grid: tuple[int, int, int], ctas: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, cuda, plain = make(130, monkeypatch, clusters=2)
+    run(*grid, 9, 4096, 100)
+    (call,) = cuda.calls
+    assert call[0] == (ctas, 1, 1) and not plain
+    assert call[-1][2:5] == [struct.pack("<i", size) for size in grid]
+
+
+@pytest.mark.parametrize("grid", [(1, 1, 1), (3, 1, 1), (131, 3, 1), (5, 7, 9)])
+def test_programs_that_come_in_no_pairs(
+    grid: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, cuda, plain = make(130, monkeypatch, clusters=2)
+    run(*grid, 9, 4096, 100)
+    assert plain == [("alone", *grid, 9, 4096, 100)] and not cuda.calls
+    run(*grid, 9, 4096, 0)  # no tensor map fits: without TMA there are no clusters, either
+    assert plain[1:] == [(*grid, 9, 4096, 0)] and not cuda.calls
+
+
+@pytest.mark.parametrize("found", [66, 0])
+def test_how_many_clusters_a_gpu_holds(found: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = pytest.importorskip("cuda.bindings.driver")
+    asked = []
+
+    def occupancy(handle: Any, config: Any) -> int:
+        (attribute,) = config.attrs
+        size = attribute.value.clusterDim
+        asked.append((config.gridDimX, config.blockDimX, config.sharedMemBytes, config.numAttrs))
+        asked.append((attribute.id, size.x, size.y, size.z))
+        return found
+
+    names = ("CUlaunchConfig", "CUlaunchAttribute", "CUlaunchAttributeID")
+    known = {name: getattr(cuda, name) for name in names}
+    fake = SimpleNamespace(cuOccupancyMaxActiveClusters=occupancy, **known)
+    monkeypatch.setattr(driver, "bindings", lambda: fake)
+    monkeypatch.setattr(driver, "check", lambda result, *_: result)
+    assert module.resident_ctas(FUNCTION, 384, 180_000, 2) == 2 * found
+    id_ = cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+    assert asked == [(2, 384, 180_000, 1), (id_, 2, 1, 1)]
+
+
+def test_a_gpu_without_room_for_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs the form without them."""
+
+    def kernel(clusters: int, **further: Any) -> Any:
+        return SimpleNamespace(
+            check_resources=lambda: None, shape=LaunchShape(384, 4096, clusters=clusters),
+            functions={0: FUNCTION}, persistent=True, tensor_maps=[],
+            parameter_dtypes=lambda: ["*"], **further,
+        )  # fmt: skip
+
+    cuda = FakeCuda([8, 4, 4, 4])
+    single = kernel(1)
+    monkeypatch.setattr(driver, "launch_function", lambda: cuda)
+    monkeypatch.setattr(driver, "device_count", lambda: 1)
+    monkeypatch.setattr(module, "resident_ctas", lambda f, t, s, clusters: 132 * (2 - clusters))
+    pair = kernel(2, without_clusters=lambda: single)
+    execute.launcher(pair, 0, [(0,)], 1, sync=False)(200, 1, 1, 0, 4096)
+    assert [call[0] for call in cuda.calls] == [(132, 1, 1)]
