@@ -23,6 +23,7 @@ from minitriton.ir.target import Target
 from minitriton.runtime import assembler, cache
 
 KEY_FORMAT = 1
+ROW_SPLIT_WARPS = 12  # kernels of so many do not exist without a producer warp
 Observer = Callable[[str, Any], None]  # gets a stage's name and the module (or text) after it
 
 
@@ -241,7 +242,7 @@ def compile_kernel(
         try:
             ptx, metadata = lower_kernel(source, spec, target, chosen, observers)
         except SharedMemoryExceeded:  # the slots of a producer warp live as long as the kernel
-            if not (standard and settings.specialize):
+            if not (standard and settings.specialize) or spec.num_warps == ROW_SPLIT_WARPS:
                 raise
             return _unspecialized(source, spec, target, settings, cubin, store, key)
         compiled = CompiledKernel(source, spec, target, ptx, metadata, None)
@@ -252,7 +253,8 @@ def compile_kernel(
     )
     if cubin:
         compiled.assemble()
-        if standard and compiled.serialized and settings.specialize:
+        optional = spec.num_warps != ROW_SPLIT_WARPS
+        if standard and compiled.serialized and settings.specialize and optional:
             compiled = _unspecialized(source, spec, target, settings, cubin, store, key)
     elif not compiled.from_cache:
         store.put(key, compiled.entry())

@@ -258,7 +258,10 @@ def _unknown(kernel: str, name: str) -> None:
 
 def _checked(kernel: str, name: str, value: Any) -> int:
     rules = {
-        "num_warps": (1 <= value <= 32 and value & (value - 1) == 0, "a power of two from 1 to 32"),
+        "num_warps": (
+            value == 12 or (1 <= value <= 32 and value & (value - 1) == 0),
+            "a power of two from 1 to 32, or 12",
+        ),
         "num_stages": (0 <= value <= 32, "from 0 to 32"),
         "num_ctas": (value == 1, "1 (a program runs on one CTA)"),
         "maxnreg": (16 <= value <= 255, "from 16 to 255"),
