@@ -10,7 +10,7 @@ PRODUCER_SUFFIX = "_producer"  # of the function with all that it runs
 # (1 if missing), and how many bytes of shared memory each has for itself.
 GROUPS = "mt.consumer_groups"
 GROUP_BYTES = "mt.group_bytes"
-# Module attribute: of so many groups each has part of every program's rows, not programs of its own.
+# Module attribute: so many groups share the programs, each has a part of their rows.
 ROW_GROUPS = "mt.row_groups"
 # Registers of a thread that holds tiles, by how many warpgroups do; PRODUCER_REGISTERS of another.
 # In all no more than at the launch.

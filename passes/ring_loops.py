@@ -317,7 +317,8 @@ def slots_of(groups: Sequence[Sequence[Staged]]) -> tuple[tuple[SlotSpec, ...], 
     return tuple(
         tuple(
             SlotSpec(
-                mem_type(s.slot.shape, s.load.results[0].type.element_type, s.slot), s.alignment,
+                mem_type(s.slot.shape, s.load.results[0].type.element_type, s.slot),
+                s.alignment,
                 s.tiles,
             )
             for s in group

@@ -54,7 +54,9 @@ class Ring:
         """Slot number `slot` of buffer number `index`; of several tiles that of a group."""
         spec = self.slots[index]
         if group is not None:
-            first = builder.op("arith.muli", slot.type, [slot, builder.constant(slot.type, spec.tiles)])
+            first = builder.op(
+                "arith.muli", slot.type, [slot, builder.constant(slot.type, spec.tiles)]
+            )
             slot = builder.op("arith.addi", slot.type, [first, group])
         return builder.op("mt.mem_index", spec.type, [self.buffers[index], slot])
 

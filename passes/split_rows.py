@@ -52,9 +52,9 @@ def run(module: ir.Module, target: Target, options: PassOptions) -> None:
     for op in walk(function):
         if op.name in _OF_THE_PROGRAM:
             raise refused(op, f"{op.name.removeprefix('mt.')} is for the program as a whole")
-        if op.name in MEMORY_ACCESS and op.name != "mt.load":
-            if not _rows_in(op.operands[0], dims, chosen):
-                raise refused(op, "what is stored here has not the rows of the products")
+        stores = op.name in MEMORY_ACCESS and op.name != "mt.load"
+        if stores and not _rows_in(op.operands[0], dims, chosen):
+            raise refused(op, "what is stored here has not the rows of the products")
     _Splitter(function, dims, chosen).split()
     attributes["mt.num_warps"] = i32_attr(WARPS // NUM_GROUPS)
     attributes[GROUPS] = attributes[ROW_GROUPS] = i32_attr(NUM_GROUPS)
@@ -67,7 +67,7 @@ def _unavailable(target: Target, options: PassOptions) -> str | None:
     if not options.share_registers:
         return "nvJitLink ignores setmaxnreg: install nvidia-cuda-nvcc"
     if not options.tma:
-        return "without TMA, or for tensors that it cannot describe, nothing has a producer warp"
+        return "TMA is switched off, or cannot describe a tensor of this launch"
     if not (options.pipeline_loads and options.wgmma and options.specialize):
         return "warp specialisation, or what it needs, is switched off"
     return None

@@ -32,7 +32,7 @@ from minitriton.passes.ring_loops import (
     specialize_loop,
 )
 from minitriton.passes.rings import Rings
-from minitriton.passes.row_groups import refused, registers, row_groups
+from minitriton.passes.row_groups import refused, row_groups
 from minitriton.passes.shared_usage import SHARED_RESERVE, buffer_bytes, scratch_of
 from minitriton.passes.tile_pass import PassOptions
 from minitriton.passes.tma_copies import atoms_of
@@ -40,13 +40,13 @@ from minitriton.passes.traversal import int_attribute, kernel_of, ops_of, origin
 from minitriton.passes.warpgroup_dots import GROUP_WARPS, fits
 
 # Two warpgroups, with one program or, of 4 warps, one each (`ping_pong`); with one alone, CTAs side
-# by side hide each other's arithmetic.
+# by side hide each other's arithmetic. Three share a program if the kernel says so (`split_rows`).
 CONSUMER_WARPS = 8
 # Multiplications of an iteration from which one CTA with a producer beats several without, measured
 # on an H200; more where arithmetic between dots can hide behind other CTAs.
 ONE_DOT_PRODUCTS, PRODUCTS = 1 << 20, 1 << 21
-# Registers per thread for the results of all dots of a loop, by those that it has.
-MAX_RESULTS = {240: 192, 160: 128}
+MAX_RESULTS = 192  # registers per thread for the results of all dots of a loop, of 240
+MAX_RESULTS_OF_THREE = 128  # of 160, where three warpgroups multiply
 PIECE_BYTES = 16 * 1024  # of all groups' tiles on their way out, by TMA, at least
 BARRIER_BYTES = 1024  # all mbarriers of a kernel, at most
 
@@ -78,7 +78,9 @@ class WarpSplit:
         if not self._wanted or not self._multiplies(loop):
             return False
         rows = [s for s in staged if s.map is None and can_load_directly(s.load)]
-        staged, fixed = ([self._for_groups(s, analysis) for s in found] for found in (staged, fixed))
+        staged, fixed = (
+            [self._for_groups(s, analysis) for s in found] for found in (staged, fixed)
+        )
         staged = [s for s in staged if s not in rows]
         reason = self._refusal(loop, staged, analysis)
         if reason is None and self._deals:
@@ -198,7 +200,7 @@ class WarpSplit:
             return "nvJitLink ignores setmaxnreg: install nvidia-cuda-nvcc"
         if any(s.map is None for s in staged):
             return "threads make some of its copies"
-        most = MAX_RESULTS[registers(self._module)]
+        most = MAX_RESULTS_OF_THREE if self.must_take else MAX_RESULTS
         if sum(prod(dot.results[0].type.shape) for dot in dots) > most * 32 * self._warps:
             return "its products have too many results: ptxas would wait for each wgmma"
         if "mt.maxnreg" in top.attributes or int_attribute(top, "mt.num_ctas", 1) > 1:

@@ -44,7 +44,12 @@ TILES_FOR = {  # targets of tests that ask for their tiles
     "test_a_large_tile": ("sm_90a",),
     "test_epilogues_again_and_again": ("sm_90a",),
 }
-HOPPER_FILES = {"test_warp_split", "test_rings", "test_ping_pong"}  # and of files that do
+HOPPER_FILES = {
+    "test_warp_split",
+    "test_rings",
+    "test_ping_pong",
+    "test_row_groups",
+}  # and of files that do
 
 
 @pytest.fixture(
