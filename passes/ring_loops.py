@@ -206,8 +206,8 @@ def _produce(
     builder.create("mt.mbarrier_expect", [], [full, always], mark | count)
     for place in group:
         number = add_spec(module.operation, described(place, analysis))
-        for group, to in place.of_groups(slot, builder):
-            found = _for_group(rebuild, group)
+        for own, to in place.of_groups(slot, builder):
+            found = _for_group(rebuild, own)
             copy = copy_boxes(place, to, full, always, number, analysis, found, builder)
             copy.attributes[PRODUCER] = ir.UnitAttr.get()
 

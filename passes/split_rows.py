@@ -46,12 +46,13 @@ def run(module: ir.Module, target: Target, options: PassOptions) -> None:
     reason = _unavailable(target, options)
     if reason is not None:
         raise refused(function, reason)
+    for op in walk(function):
+        if op.name in _OF_THE_PROGRAM:
+            raise refused(op, f"{op.name.removeprefix('mt.')} is for the program as a whole")
     _repeat_leaves(function)
     dims = TileDims(function)
     chosen = _rows_of_products(function, dims)
     for op in walk(function):
-        if op.name in _OF_THE_PROGRAM:
-            raise refused(op, f"{op.name.removeprefix('mt.')} is for the program as a whole")
         stores = op.name in MEMORY_ACCESS and op.name != "mt.load"
         if stores and not _rows_in(op.operands[0], dims, chosen):
             raise refused(op, "what is stored here has not the rows of the products")
