@@ -50,7 +50,7 @@ _NO_GROUPS = (
 _EXCHANGED = "two threads of a warpgroup release a stage, one for each CTA: they change places"
 _REGISTERS = "consumers keep the registers of the launch: a matter of speed, or of not assembling"
 
-#: Of both products with a producer warp.
+#: Of products with a producer warp.
 _SPLIT_PRODUCT = {
     "fence.mbarrier_init 1/2: removed": _OTHER_FENCE,
     "fence.mbarrier_init 2/2: removed": _OTHER_FENCE,
@@ -63,6 +63,7 @@ _SPLIT_PRODUCT = {
     "wgmma.wait_group 2/3: removed": _TWICE,
     "wgmma.wait_group 2/3: one group less": _TWICE,
     "wgmma.wait_group 2/3: after the next mbarrier.arrive": _TWICE,
+    "bulk.commit_group 1/1: by every thread": _NO_GROUPS,
     "bulk.wait_group 1/2: by every thread": _NO_GROUPS,
     "bulk.wait_group 2/2: by every thread": _NO_GROUPS,
 }
@@ -109,7 +110,6 @@ EQUIVALENT: dict[str, dict[str, str]] = {
     },
     "matmul, ping-pong": {
         **_SPLIT_PRODUCT,
-        "bulk.commit_group 1/1: by every thread": _NO_GROUPS,
         "bar.sync 5/5: removed": _LAST_TURN,
     },
     "matmul of bytes": {
@@ -144,11 +144,19 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "wgmma.wait_group 4/4: one group less": _NOTHING_LEFT,
         "bar.sync 6/6: removed": _LAST_TURN,
     },
+    "matmul, three groups": {
+        **{name: why for name, why in _SPLIT_PRODUCT.items() if "bulk load" not in name},
+        **{f"bulk load {n}/4: by every thread": _ONE_THREAD for n in range(1, 5)},
+    },
+    "attention, three groups": {"bar.sync 6/6: removed": _LAST_TURN},
     "warp-specialised": {"setmaxnreg 2/2: removed": _REGISTERS},
     "matmul, cluster": {"mapa 1/1: to the other CTA": _EXCHANGED},
 }
 #: Kinds of instructions to which a kernel's mutants are kept, for time: the rest is as elsewhere.
-ONLY = {"attention, specialised": ("bar.", "wgmma.", "mbarrier.arrive", "mbarrier wait", "setmax")}
+ONLY = {
+    "attention, specialised": ("bar.", "wgmma.", "mbarrier.arrive", "mbarrier wait", "setmax"),
+    "attention, three groups": ("bar.", "mbarrier.arrive", "mbarrier.init"),
+}
 #: Defects that are at least seeded into each kernel, equivalent mutants not counted.
 LEAST = {
     "matmul, TMA": 50,
@@ -163,6 +171,8 @@ LEAST = {
     "matmul of bytes": 50,
     "matmul in tf32, specialised": 50,
     "attention, specialised": 60,
+    "matmul, three groups": 75,
+    "attention, three groups": 75,
     "warp-specialised": 60,
     "matmul, cluster": 40,
     "rows": 10,
@@ -215,6 +225,7 @@ TOGETHER = [
     ("matmul, specialised", r"wgmma\.wait_group\.sync\.aligned 0", True),
     ("matmul, ping-pong", r"bar\.(sync|arrive)\s+%r\d+, 256", True),  # turns keep phases apart
     ("attention, specialised", r"bar\.(sync|arrive) %r\d+, 256", False),  # turns are for speed
+    ("attention, three groups", r"bar\.(sync|arrive) %r\d+, 256", False),
 ]
 
 
