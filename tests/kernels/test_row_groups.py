@@ -265,3 +265,118 @@ def test_runs_are_bitwise_equal(device, case):
     first = run().clone()
     for _ in range(600):
         assert torch.equal(run(), first)
+
+
+@triton.jit
+def end_kernel(
+    a_ptr, b_ptr, c_ptr, other_ptr, x_ptr, where_ptr, M, N, K, steps,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, KIND: tl.constexpr,
+):  # fmt: skip
+    """A @ B, one block of columns wide, and then something else."""
+    rm = tl.program_id(0) * BM + tl.arange(0, BM)
+    rn, rk = tl.arange(0, BN), tl.arange(0, BK)
+    inside = (rm < M)[:, None] & (rn < N)[None, :]
+    acc = tl.zeros((BM, BN), tl.float32)
+    for k in range(0, K, BK):
+        a = tl.load(
+            a_ptr + rm[:, None] * K + (k + rk)[None, :],
+            mask=(rm < M)[:, None] & (k + rk < K)[None, :], other=0.0,
+        )  # fmt: skip
+        b = tl.load(
+            b_ptr + (k + rk)[:, None] * N + rn[None, :],
+            mask=(k + rk < K)[:, None] & (rn < N)[None, :], other=0.0,
+        )  # fmt: skip
+        acc = tl.dot(a, b, acc)
+    if KIND == "softmax":
+        acc = tl.exp(acc - tl.max(acc, 1, keep_dims=True))
+        acc = tl.where(inside, acc, 0.0)
+        acc = acc / tl.sum(acc, 1, keep_dims=True)
+        tl.store(where_ptr + rm, tl.argmax(acc, 1), mask=rm < M)
+    elif KIND == "transpose":
+        tl.store(other_ptr + rn[:, None] * M + rm[None, :], tl.trans(acc), mask=tl.trans(inside))
+    elif KIND == "loop of rows":
+        for step in tl.range(0, steps, num_stages=3):
+            at = step * M * N + rm[:, None] * N + rn[None, :]
+            acc = acc * 0.5 + tl.load(x_ptr + at, mask=inside, other=0.0)
+    elif KIND == "loop of a row":
+        for step in tl.range(0, steps, num_stages=3):
+            acc = acc * 0.5 + tl.load(x_ptr + step * N + rn, mask=rn < N, other=0.0)[None, :]
+    elif KIND == "scatter":
+        rows = tl.load(where_ptr + rm, mask=rm < M, other=0)
+        tl.store(other_ptr + rows[:, None] * N + rn[None, :], acc, mask=inside)
+    elif KIND == "pairs":
+        left, right = tl.split(tl.reshape(acc, (BM, BN // 2, 2)))
+        half = tl.arange(0, BN // 2)
+        at = other_ptr + rm[:, None] * (N // 2) + half[None, :]
+        tl.store(at, left * right, mask=(rm < M)[:, None] & (half < N // 2)[None, :])
+    elif KIND == "branch":
+        if steps > 2:
+            acc += tl.sum(acc, 1)[:, None]
+        else:
+            acc -= 1
+    elif KIND == "while":
+        while steps > 0:
+            acc = acc * 0.5 + 1
+            steps -= 1
+    elif KIND == "running sum":
+        acc = tl.cumsum(acc, 1)
+    elif KIND == "second product":
+        w = tl.load(x_ptr + rn[:, None] * BN + rn[None, :])
+        acc = tl.dot(acc.to(tl.float16), w.to(tl.float16))
+    tl.store(c_ptr + rm[:, None] * N + rn[None, :], acc, mask=inside)
+
+
+def end_of(kind, product_, x, where, steps):
+    """(C, what else is stored or None) in fp64."""
+    m, n = product_.shape
+    result, other = product_, None
+    if kind == "softmax":
+        result = torch.softmax(product_, 1)
+    elif kind == "transpose":
+        other = product_.T
+    elif kind in ("loop of rows", "loop of a row"):
+        parts = x[: steps * m * n].view(steps, m, n)
+        parts = x[: steps * n].view(steps, 1, n) if kind == "loop of a row" else parts
+        for part in parts:
+            result = result * 0.5 + part
+    elif kind == "scatter":
+        other = torch.empty_like(product_)
+        other[where.long()] = product_
+    elif kind == "pairs":
+        other = product_[:, ::2] * product_[:, 1::2]
+    elif kind == "branch":
+        result = product_ + product_.sum(1, keepdim=True)
+    elif kind == "while":
+        for _ in range(steps):
+            result = result * 0.5 + 1
+    elif kind == "running sum":
+        result = product_.cumsum(1)
+    elif kind == "second product":
+        result = product_.half().double() @ x[: n * n].view(n, n).half().double()
+    return result, other
+
+
+@once
+@pytest.mark.parametrize(
+    "kind",
+    ["softmax", "transpose", "loop of rows", "loop of a row", "scatter", "pairs", "branch",
+     "while", "running sum", "second product"],
+)  # fmt: skip
+def test_ends_of_all_kinds(device, at_random, kind):
+    """Loops, branches, reductions and changes of layout after the products: by each group."""
+    m, n, k, steps = 400, 64, 160, 4
+    a, b = ((torch.randn(shape, device=device) / 4).half() for shape in ((m, k), (k, n)))
+    c, other = torch.full((m, n), NAN, device=device), torch.full((m * n,), NAN, device=device)
+    x = torch.randn(steps * m * n, device=device)
+    where = torch.randperm(m, device=device).int()
+    args = (a, b, c, other, x, where.clone(), m, n, k, steps, 192, 64, 64, kind)
+    compiled = end_kernel[(3,)](*args, num_warps=12, num_stages=2)
+    assert is_shared(compiled, compiled.persistent)
+    expected, more = end_of(kind, a.double() @ b.double(), x.double(), where, steps)
+    bound = 5e-2 if kind == "second product" else 1e-4
+    torch.testing.assert_close(c.double(), expected, rtol=bound, atol=bound)
+    if more is not None:
+        made = other[: more.numel()].view(more.shape).double()
+        torch.testing.assert_close(made, more, rtol=1e-4, atol=1e-4)
+    if kind == "softmax":
+        assert torch.equal(args[5].long(), expected.argmax(1))
