@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 from minitriton.ir.diagnostics import CompileError, Diagnostic, Note
 from minitriton.ir.mlir import ir
+from minitriton.ir.target import ROW_SPLIT_WARPS
 from minitriton.ir.warp_roles import CONSUMER_REGISTERS, ROW_GROUPS
 from minitriton.passes.source_span import span_of
 from minitriton.passes.traversal import int_attribute
 
-WARPS = 12  # as the user counts them
 NUM_GROUPS = 3
 
 
@@ -30,10 +30,10 @@ def refused(op: ir.Operation, reason: str, remarks: Sequence[str] = ()) -> Compi
     """That a kernel cannot run on 12 warps; op: why; remarks: of passes, on the way to that."""
     return CompileError(
         Diagnostic(
-            f"num_warps={WARPS} is not possible: {reason}",
+            f"num_warps={ROW_SPLIT_WARPS} is not possible: {reason}",
             span_of(op.location),
             "here",
-            f"num_warps={WARPS} gives three warpgroups a third of the rows each, in kernels with a "
+            f"num_warps={ROW_SPLIT_WARPS} gives three warpgroups a third of the rows each, in kernels with a "
             "producer warp; use 4 or 8 for others",
             tuple(map(Note, remarks)),
         )

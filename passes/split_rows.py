@@ -17,10 +17,10 @@ from math import gcd
 
 from minitriton.ir.builder import Builder, i32_attr
 from minitriton.ir.mlir import ir
-from minitriton.ir.target import Target
+from minitriton.ir.target import ROW_SPLIT_WARPS, Target
 from minitriton.ir.warp_roles import GROUPS, ROW_GROUPS
 from minitriton.passes.op_classes import MEMORY_ACCESS, is_tile
-from minitriton.passes.row_groups import NUM_GROUPS, WARPS, refused
+from minitriton.passes.row_groups import NUM_GROUPS, refused
 from minitriton.passes.tile_dims import Dim, TileDims
 from minitriton.passes.tile_pass import PassOptions
 from minitriton.passes.traversal import (
@@ -40,7 +40,7 @@ _OF_THE_PROGRAM = frozenset(("mt.barrier", "mt.print", "mt.assert"))
 def run(module: ir.Module, target: Target, options: PassOptions) -> None:
     """Splits the rows of a kernel of 12 warps; leaves others alone."""
     attributes = module.operation.attributes
-    if int_attribute(module.operation, "mt.num_warps") != WARPS:
+    if int_attribute(module.operation, "mt.num_warps") != ROW_SPLIT_WARPS:
         return
     function = kernel_of(module)
     reason = _unavailable(target, options)
@@ -57,7 +57,7 @@ def run(module: ir.Module, target: Target, options: PassOptions) -> None:
         if stores and not _rows_in(op.operands[0], dims, chosen):
             raise refused(op, "what is stored here has not the rows of the products")
     _Splitter(function, dims, chosen).split()
-    attributes["mt.num_warps"] = i32_attr(WARPS // NUM_GROUPS)
+    attributes["mt.num_warps"] = i32_attr(ROW_SPLIT_WARPS // NUM_GROUPS)
     attributes[GROUPS] = attributes[ROW_GROUPS] = i32_attr(NUM_GROUPS)
 
 

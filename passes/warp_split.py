@@ -18,7 +18,7 @@ from minitriton.passes import persist, ping_pong
 from minitriton.passes.affine import AffineAnalysis
 from minitriton.passes.ahead_of_time import AheadOfTime
 from minitriton.passes.direct_rows import can_load_directly, load_directly
-from minitriton.passes.global_order import may_overwrite, outermost_loop
+from minitriton.passes.global_order import innermost_loop, may_overwrite, outermost_loop
 from minitriton.passes.multi_buffer import Staged
 from minitriton.passes.op_classes import MOVES, WRITES_IN_LOOP
 from minitriton.passes.producer_slice import Slice
@@ -112,7 +112,7 @@ class WarpSplit:
 
     def check_left(self, loop: ir.Operation) -> None:
         """Of a loop that stays as it is: CompileError if it has products whose rows are split."""
-        dots = [op for op in walk(loop) if op.name == "mt.dot"]
+        dots = [op for op in walk(loop) if op.name == "mt.dot" and innermost_loop(op) == loop]
         if self.must_take and dots:
             default = "its products are not made by whole warpgroups out of what TMA has copied"
             reason = self._reasons.get(loop, default)

@@ -9,6 +9,7 @@ from minitriton import execute
 from minitriton.ir.diagnostics import CompileError
 from minitriton.tools.tensor_descriptor import TensorDescriptor
 from tests.codegen.split_kernels import attention_kernel
+from tests.kernels.test_rings import gradients_of_attention
 from tests.kernels.test_tma import BF16, descriptor_kernel, error_of
 from tests.kernels.test_warp_split import (
     NAN,
@@ -179,6 +180,15 @@ def test_attention_that_lands_at_random(device, at_random, d, columns, causal):
     tensors = heads(device, 450, d)
     compiled = attend(*tensors, causal, columns)
     assert is_shared(compiled, not causal) and attention_error(*tensors, causal) < 1e-2
+
+
+@once
+@pytest.mark.parametrize(("group", "causal"), [(1, False), (2, True)])
+def test_gradients_of_attention_from_plain_source(device, at_random, group, causal):
+    """Four and three products in a loop; loops in a loop."""
+    keys, queries = (48, 192, 12, 2), (192, 64, 12, 2)
+    made = gradients_of_attention(device, 384, 64, group, causal, keys, queries)
+    assert all(is_shared(kernel, kernel.persistent) for kernel in made)
 
 
 @triton.jit

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from minitriton.ir import interpret
-from minitriton.ir.diagnostics import InternalError
+from minitriton.ir.diagnostics import CompileError, InternalError
 from minitriton.ir.dialect import MemType
 from minitriton.ir.tensor_map_specs import read_specs
 from minitriton.ir.warp_roles import GROUPS, producer_of
@@ -16,6 +16,7 @@ from tests.passes.test_producer_slice import copies
 from tests.passes.test_split_rows import SPLIT, data, product
 from tests.passes.test_warp_split import (
     HEADS,
+    MATRICES,
     PERSISTENT,
     attention_data,
     halves,
@@ -178,6 +179,13 @@ def test_groups_share_persistent_programs(kernel, monkeypatch):
     monkeypatch.setitem(interpret.RULES, "mt.num_programs", number)
     made = kern.run(module, arrays, scalars, (1, 1, 1))[2]  # the grid is that of CTAs here
     np.testing.assert_array_equal(made, expected)
+
+
+def test_loops_in_loops(kernel):
+    """What is amiss with the inner one, which has the product."""
+    kern = kernel(ring_kernels.tile_after_tile, **MATRICES, BM=192, BN=128, BK=64, **SPLIT)
+    with pytest.raises(CompileError, match="copies for this: the kernel writes memory before it"):
+        kern.compile()
 
 
 def test_it_need_not_pay(kernel):
