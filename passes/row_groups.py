@@ -33,8 +33,8 @@ def refused(op: ir.Operation, reason: str, remarks: Sequence[str] = ()) -> Compi
             f"num_warps={ROW_SPLIT_WARPS} is not possible: {reason}",
             span_of(op.location),
             "here",
-            f"num_warps={ROW_SPLIT_WARPS} gives three warpgroups a third of the rows each, in kernels with a "
-            "producer warp; use 4 or 8 for others",
+            f"num_warps={ROW_SPLIT_WARPS} gives three warpgroups a third of the rows each, in "
+            "kernels with a producer warp; use 4 or 8 for others",
             tuple(map(Note, remarks)),
         )
     )
