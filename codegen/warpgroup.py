@@ -27,6 +27,8 @@ from minitriton.ir.matrix_descriptor import STEP_BYTES, MatrixDescriptor, matrix
 from minitriton.ir.mlir import ir
 
 ROWS = 64  # of one instruction; it has all columns of the tile, 256 at most
+MOST_OF_THREE = 192  # columns of one instruction where three warpgroups hold tiles
+PART = 128  # columns of the first where there are more: whole panels of B
 GROUP_SHIFT = 7  # a warpgroup has 128 threads
 ADDRESS_MASK = 0x3FFF0  # of shared memory, in whole 16 bytes
 
@@ -96,9 +98,12 @@ def _add_step(
     """The instructions at depth `k`; scale: whether they add to what is in the registers."""
     (left, right), (rows, columns) = operands, op.results[0].type.shape
     step = STEP_BYTES // right.size
-    name = f"wgmma.mma_async.sync.aligned.m64n{columns}k{step}.{_kind(lowering, op)}"
+    kind = f"k{step}.{_kind(lowering, op)}"
     signs = ", 1, 1" if op.results[0].type.element_type == lowering.f32 else ""
-    second = asm.operand(right.at(0, k), "l")
+    parts = [
+        (start, count, asm.operand(right.at(start, k), "l"))
+        for start, count in _column_parts(lowering, columns)
+    ]
     (warps, _) = ir.DenseI32ArrayAttr(op.attributes["mt.warps"])
     step_rows = 16 * warps  # the warpgroups lie along M, then the tile repeats
     registers = columns // 2
@@ -110,8 +115,18 @@ def _add_step(
             fragment = [asm.operand(word, "r") for word in left.words[m, k // step]]
             first, orders = "{" + ", ".join(fragment) + "}", f", {right.transposed}"
         orders = orders if right.size == 2 else ""  # others have only one
-        sums = asm.accumulators(m * registers, registers)
-        asm.lines.append(f"{name} {sums}, {first}, {second}, {scale}{signs}{orders};")
+        for start, count, second in parts:
+            sums = asm.accumulators(m * registers + start // 2, count // 2)
+            name = f"wgmma.mma_async.sync.aligned.m64n{count}{kind}"
+            asm.lines.append(f"{name} {sums}, {first}, {second}, {scale}{signs}{orders};")
+
+
+def _column_parts(lowering: Lowering, columns: int) -> list[tuple[int, int]]:
+    """(first, number) of the columns of each instruction: ptxas wants its registers to be fewer
+    than a thread has at the launch, which three warpgroups and a producer have 128 of."""
+    if columns <= MOST_OF_THREE or lowering.consumer_warps < 12:
+        return [(0, columns)]
+    return [(0, PART), (PART, columns - PART)]
 
 
 class _Operand:

@@ -18,6 +18,7 @@ from minitriton.ir.dialect import PtrType
 from minitriton.ir.mlir import ir
 from minitriton.ir.tensor_map_specs import read_specs
 from minitriton.ir.terms import evaluate
+from minitriton.ir.warp_roles import ROW_GROUPS
 
 
 class Memory(Protocol):
@@ -46,8 +47,12 @@ def interpret(
         for a, formal in zip(arguments, block.arguments, strict=True)
     ]
     specs = read_specs(module.operation)
+    attributes = module.operation.attributes
+    groups = ir.IntegerAttr(attributes[ROW_GROUPS]).value if ROW_GROUPS in attributes else 1
     for z, y, x in itertools.product(*(range(n) for n in reversed(grid))):
-        Program((x, y, z), grid, memory, values, specs).run_block(block, values)
+        for group in range(groups):
+            program = Program((x, y, z), grid, memory, values, specs, group)
+            program.run_block(block, values)
 
 
 def _argument(value: Any, dtype: type) -> np.ndarray:
@@ -57,13 +62,14 @@ def _argument(value: Any, dtype: type) -> np.ndarray:
 
 
 class Program:
-    """One program instance: its values by SSA name, its place in the grid."""
+    """One program instance: its values by SSA name, its place in the grid; group: of those that
+    share its rows."""
 
     def __init__(
         self, ids: Sequence[int], grid: Sequence[int], memory: Memory,
-        arguments: Sequence[Any] = (), tensor_maps: Sequence[dict[str, Any]] = (),
+        arguments: Sequence[Any] = (), tensor_maps: Sequence[dict[str, Any]] = (), group: int = 0,
     ) -> None:  # fmt: skip
-        self.ids, self.grid, self.memory = ids, grid, memory
+        self.ids, self.grid, self.memory, self.group = ids, grid, memory, group
         self.arguments, self.tensor_maps = arguments, tensor_maps
         self.values: dict[ir.Value, Any] = {}
 
@@ -368,7 +374,7 @@ RULES: dict[str, Rule] = {
     "mt.cta_id": lambda p, op, v: [
         np.int32(p.ids[0] + p.grid[0] * (p.ids[1] + p.grid[1] * p.ids[2]))],
     "mt.cta_count": lambda p, op, v: [np.int32(np.prod(p.grid))],
-    "mt.group_id": lambda p, op, v: [np.int32(0)],
+    "mt.group_id": lambda p, op, v: [np.int32(p.group)],
     "mt.group_count": lambda p, op, v: [np.int32(1)],
     "mt.make_range": lambda p, op, v: [
         np.arange(_integer(op, "start"), _integer(op, "end"), dtype=np.int32)],

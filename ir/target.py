@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from minitriton.ir.diagnostics import CompileError, Diagnostic
 
+ROW_SPLIT_WARPS = 12  # of kernels whose rows three warpgroups share: passes/split_rows.py
 _AMPERE = frozenset({"mma_sync", "ldmatrix", "cp_async", "bf16", "tf32", "redux"})
 _ADA = _AMPERE | {"fp8_cvt", "fp8_mma"}
 _HOPPER = _ADA | {"wgmma", "tma", "mbarrier", "cluster", "setmaxnreg", "stmatrix", "atom_bf16"}

@@ -26,11 +26,13 @@ from minitriton.ir.target import Target
 from minitriton.ir.types import bit_width
 from minitriton.passes.affine import AffineAnalysis
 from minitriton.passes.ahead_of_time import AheadOfTime, is_scalar_load
+from minitriton.passes.allocate_shared import bytes_with
 from minitriton.passes.global_order import may_overwrite
 from minitriton.passes.loop_arguments import give_results, with_arguments, yield_also
 from minitriton.passes.multi_buffer import SLT, Staged, compare, is_fixed, rewrite_loop
 from minitriton.passes.op_classes import LOOPS, is_tile
 from minitriton.passes.remarks import add_remark
+from minitriton.passes.row_groups import row_groups
 from minitriton.passes.shared_usage import SHARED_RESERVE
 from minitriton.passes.simplify import drop_leftovers
 from minitriton.passes.tile_pass import PassOptions
@@ -75,7 +77,7 @@ def _rewrite(module: ir.Module, loop: ir.Operation, facts: AxisFacts, target: Ta
     staged = [s for load in loads if (s := _staged(load, facts, ahead)) is not None]
     if not staged:
         return False
-    room = target.max_shared_bytes - SHARED_RESERVE
+    room = _room(module, target)
     stages = min(int_attribute(loop, _STAGES), room // sum(s.bytes for s in staged))
     if stages < 2:
         return False
@@ -86,6 +88,13 @@ def _rewrite(module: ir.Module, loop: ir.Operation, facts: AxisFacts, target: Ta
     if ahead.loads:
         _carry_scalars(loop)
     return True
+
+
+def _room(module: ir.Module, target: Target) -> int:
+    """Bytes for the buffers of a loop; where groups have to share memory with a producer's slots,
+    of each."""
+    room, groups = target.max_shared_bytes - SHARED_RESERVE, row_groups(module)
+    return room if groups == 1 else (room - bytes_with(kernel_of(module), [], 1)) // groups
 
 
 def _carry_scalars(loop: ir.Operation) -> None:

@@ -33,6 +33,7 @@ from minitriton.passes.held_operands import Brought, bring_in
 from minitriton.passes.multi_buffer import Staged, is_fixed, rewrite_loop
 from minitriton.passes.op_classes import is_elementwise, is_tile, widens
 from minitriton.passes.remarks import add_remark
+from minitriton.passes.row_groups import registers
 from minitriton.passes.shared_usage import SHARED_RESERVE
 from minitriton.passes.simplify import drop_leftovers
 from minitriton.passes.tensor_maps import NotAffine
@@ -70,7 +71,7 @@ def run(module: ir.Module, target: Target, options: PassOptions) -> None:
     warps = WarpSplit(module, target, options)
     counts = [int_attribute(loop, "mt.num_stages", default) for loop in loops]
     held = [
-        bring_in(loop, entry, num_warps) if wgmma and stages > 1 else None
+        bring_in(loop, entry, num_warps, registers(module)) if wgmma and stages > 1 else None
         for loop, stages in zip(loops, counts, strict=True)
     ]
     for loop, stages, brought in zip(loops, counts, held, strict=True):
@@ -79,6 +80,8 @@ def run(module: ir.Module, target: Target, options: PassOptions) -> None:
             brought.put_back()
             done = _pipeline(module, loop, stages, facts, target, wgmma, tma, warps)
         changed |= done
+        if not done:
+            warps.check_left(loop)
     warps.finish()
     if changed:
         drop_leftovers(module, options)
@@ -124,6 +127,8 @@ def _pipeline(
         return False
     if warps.take(loop, staged, fixed, ahead, analysis, stages):
         return True
+    if warps.must_take:
+        return False
     padding = sum(s.alignment for s in staged if s.bytes % s.alignment)
     room = target.max_shared_bytes - SHARED_RESERVE - padding - sum(s.bytes for s in fixed)
     fitting = max(0, room) // per_stage

@@ -49,6 +49,7 @@ HOPPER_FILES = {
     "test_rings",
     "test_ping_pong",
     "test_clusters",
+    "test_row_groups",
 }  # and of files that do
 
 
