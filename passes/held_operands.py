@@ -28,7 +28,7 @@ from minitriton.passes.traversal import (
     ops_of,
     walk,
 )
-from minitriton.passes.warpgroup_dots import fits
+from minitriton.passes.warpgroup_dots import fits, result_words
 
 REGISTERS = 168  # per thread, for results and operands of the dots of a loop, of some 240
 
@@ -70,7 +70,7 @@ def bring_in(loop: ir.Operation, entry: ir.Block, warps: int) -> Brought | None:
     uses = [use for use in uses if _may_move(use.chain[0], loop, entry)]
     if not uses:
         return None
-    results = sum(prod(dot.results[0].type.shape) for dot in dots)
+    results = sum(map(result_words, dots))
     held = sum(_words(load) for load in dict.fromkeys(use.chain[0] for use in uses))
     if results + held <= REGISTERS * 32 * warps:
         return None

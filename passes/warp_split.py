@@ -29,7 +29,7 @@ from minitriton.passes.shared_usage import SHARED_RESERVE, buffer_bytes, scratch
 from minitriton.passes.tile_pass import PassOptions
 from minitriton.passes.tma_copies import atoms_of
 from minitriton.passes.traversal import int_attribute, kernel_of, ops_of, origin, walk
-from minitriton.passes.warpgroup_dots import GROUP_WARPS, fits
+from minitriton.passes.warpgroup_dots import GROUP_WARPS, fits, result_words
 
 # Two warpgroups, with one program or, of 4 warps, one each (`ping_pong`); with one alone, CTAs side
 # by side hide each other's arithmetic.
@@ -163,7 +163,7 @@ class WarpSplit:
             return "nvJitLink ignores setmaxnreg: install nvidia-cuda-nvcc"
         if any(s.map is None for s in staged):
             return "threads make some of its copies"
-        if sum(prod(dot.results[0].type.shape) for dot in dots) > MAX_RESULTS * 32 * self._warps:
+        if sum(map(result_words, dots)) > MAX_RESULTS * 32 * self._warps:
             return "its products have too many results: ptxas would wait for each wgmma"
         if "mt.maxnreg" in top.attributes or int_attribute(top, "mt.num_ctas", 1) > 1:
             return "the kernel sets maxnreg or num_ctas"
