@@ -170,6 +170,8 @@ def _is_made_in_words(value: ir.Value) -> bool:
     maker = value.owner
     if maker.name == "scf.for":
         return ir.OpResult(value).result_number in _in_words(maker)
+    if maker.name == "mt.dot":
+        return "mt.fma" not in maker.attributes
     return maker.name in ("mt.warpgroup_dot", "mt.warpgroup_result")
 
 
