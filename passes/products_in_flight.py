@@ -188,9 +188,9 @@ class _Plan:
         left = dot.operands[0]
         if isinstance(left.type, MemType) or block_of(left) != self.body:
             return False
-        if isinstance(element_of(left.type), ir.F16Type):
-            if (maker := origin(left)) is not None and maker in self.dots:
-                return True  # sums of fp16 become a left operand as they are
+        maker, is_half = origin(left), isinstance(element_of(left.type), ir.F16Type)
+        if is_half and maker is not None and maker in self.dots:
+            return True  # sums of fp16 become a left operand as they are
         seen, pending = set(), [left]
         while pending:
             value = pending.pop()

@@ -1,11 +1,12 @@
 """wgmma: matrix products of warpgroups on shared memory that run beside the threads.
 
 Each warp computes its own 16 rows of a 64-row instruction. Sums are exact, of fp8 products too, of
-which the hardware keeps some 14 bits, and rounded once to the type of the accumulator. A product reads its operands and changes its accumulators
-when it lands: at issue (early) or when its warp waits for its group (late), as the landing policy
-says; for the race check its reads last until that wait either way. So a missing wait, commit or
-barrier shows in the result or is reported. A group is the whole warpgroup's: none of its warps
-passes the wait for it before all have committed it, so that one of them may then answer for all.
+which the hardware keeps some 14 bits, and rounded once to the type of the accumulator. A product
+reads its operands and changes its accumulators when it lands: at issue (early) or when its warp
+waits for its group (late), as the landing policy says; for the race check its reads last until that
+wait either way. So a missing wait, commit or barrier shows in the result or is reported. A group is
+the whole warpgroup's: none of its warps passes the wait for it before all have committed it, so
+that one of them may then answer for all.
 """
 
 from __future__ import annotations
@@ -217,7 +218,9 @@ def _product(ins: Ins) -> Step:
     orders = 0 if size != 2 else 1 if from_registers else 2  # others are K-major
     if numbers[: len(signs)] != signs or len(numbers) != len(signs) + orders:
         raise ins.unsupported("operand signs")
-    if len(d.items) != columns // (4 if d_type == "f16" else 2) or (integers and columns % 16 and columns not in (8, 24)):
+    if len(d.items) != columns // (4 if d_type == "f16" else 2) or (
+        integers and columns % 16 and columns not in (8, 24)
+    ):
         raise ins.unsupported("operand sizes")
     a_mn, b_mn = (*(0,) * (2 - orders), *numbers[len(signs) :])
     read_a = [reader(ins, r, 32) for r in a.items] if from_registers else [reader(ins, a, 64)]

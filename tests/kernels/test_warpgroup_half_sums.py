@@ -168,7 +168,7 @@ def forms_kernel(
     acc = tl.full((BLOCK, BLOCK), 0.5 if FORM == "begun" else 0.0, tl.float16)
     before = tl.zeros((BLOCK, BLOCK), tl.float16)
     other = tl.zeros((BLOCK, BLOCK), tl.float32)
-    for round in range(0, 2 if FORM == "nested" else 1):
+    for _ in range(0, 2 if FORM == "nested" else 1):
         for start in range(0, K, BLOCK_K):
             x = tl.load(x_ptr + i[:, None] * K + (start + k)[None, :])
             y = tl.load(y_ptr + (start + k)[:, None] * BLOCK + i[None, :])
@@ -220,8 +220,8 @@ def expected_forms(form, x, y, step):
 
 
 FORMS = {  # fp16 products of a step of 32, two instructions deep
-    "plain": 2, "begun": 2, "scaled": 2, "read": 2, "both": 2, "left operand": 6, "left operand before": 6, "nested": 2,
-    "two loops": 4,
+    "plain": 2, "begun": 2, "scaled": 2, "read": 2, "both": 2, "left operand": 6,
+    "left operand before": 6, "nested": 2, "two loops": 4,
 }  # fmt: skip
 
 
