@@ -1,8 +1,8 @@
 """Which loads and stores can be TMA copies: boxes of a tensor that the launcher can describe.
 
 A tensor map holds an argument's address, and sizes and strides of up to five dimensions; the copy
-gives the coordinates of its first element, and elements outside the sizes arrive as zeros, or are
-not stored. So the address must be base + sum_d stride_d (coordinate_d + index_d) with strides that
+gives the coordinates of its first element, and elements outside the sizes arrive as zeros (or NaN),
+or are not stored. So the address must be base + sum_d stride_d (coordinate_d + index_d) with strides that
 depend on arguments alone, and the mask must say exactly what the sizes say. `plan` proves both, or
 says what is amiss.
 """
@@ -24,11 +24,12 @@ from minitriton.passes.affine import (
     Wrap,
     bounds_of,
 )
-from minitriton.passes.traversal import Value
+from minitriton.passes.traversal import Value, fills_with_nan, fills_with_zero
 from minitriton.passes.unobserved import unobserved
 
 MAX_RANK = 5
 MAX_BOX = 256  # elements along a dimension of a box
+MIN_NAN_BYTES = 2  # of elements that may be filled with NaN: a map takes fp8 for bytes
 STRIDE_BYTES = 16  # strides and the base are multiples of this
 
 
@@ -50,12 +51,14 @@ class MapDim:
 @dataclass(frozen=True)
 class MapPlan:
     """base: number of an argument; offset: elements from there, from arguments alone; dims: inner
-    first; non_negative: arguments that must not be negative."""
+    first; non_negative: arguments that must not be negative; fill: what is outside ("zero", "nan").
+    """
 
     base: int
     offset: Polynomial
     dims: tuple[MapDim, ...]
     non_negative: frozenset[int] = field(default=frozenset())
+    fill: str = "zero"
 
     @property
     def places(self) -> list[int]:
@@ -87,6 +90,7 @@ class _Planner:
         address = self._analysis.of(self._access.operands[0])
         if address is None or address.base is None:
             raise NotAffine("its addresses are not an argument plus an affine function")
+        fill = self._fill()
         self._check_strides(address)
         upper, lower = self._bounds(address)
         rest, found = address.scalar, {}
@@ -110,7 +114,17 @@ class _Planner:
                 made.coordinate, arguments
             ):
                 raise NotAffine("a coordinate may be negative")
-        return MapPlan(address.base, rest, tuple(dims), frozenset(arguments))
+        return MapPlan(address.base, rest, tuple(dims), frozenset(arguments), fill)
+
+    def _fill(self) -> str:
+        """What a load gives where its mask is false."""
+        if self._access.name == "mt.store" or fills_with_zero(self._access):
+            return "zero"
+        if not fills_with_nan(self._access):
+            raise NotAffine("masked elements are neither zero nor NaN")
+        if self._size < MIN_NAN_BYTES:
+            raise NotAffine("it has no NaN for elements of 8 bits")
+        return "nan"
 
     def _check_strides(self, address: Affine) -> None:
         inner, *outer = self._order
