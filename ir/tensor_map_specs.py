@@ -4,7 +4,8 @@ Each is a dict that `runtime/tensor_maps.py` turns into a map at launch:
 base (number of the kernel's argument), offset, strides (of dimensions 1 and up), sizes (None: no
 end is known), all in elements; box (elements), swizzle and element_bytes (bytes), element (type;
 "tf32" is f32 that copies round to that); dimensions inner first; non_negative (arguments that must
-not be negative); fill ("zero" or "nan": what loads give outside the sizes). Offset, strides and sizes are sums of products (ir/terms.py).
+not be negative); fill ("zero" or "nan": what loads give outside the sizes). Offset, strides and
+sizes are sums of products (ir/terms.py).
 """
 
 from __future__ import annotations

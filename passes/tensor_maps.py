@@ -2,9 +2,9 @@
 
 A tensor map holds an argument's address, and sizes and strides of up to five dimensions; the copy
 gives the coordinates of its first element, and elements outside the sizes arrive as zeros (or NaN),
-or are not stored. So the address must be base + sum_d stride_d (coordinate_d + index_d) with strides that
-depend on arguments alone, and the mask must say exactly what the sizes say. `plan` proves both, or
-says what is amiss.
+or are not stored. So the address must be base + sum_d stride_d (coordinate_d + index_d) with
+strides that depend on arguments alone, and the mask must say exactly what the sizes say. `plan`
+proves both, or says what is amiss.
 """
 
 from __future__ import annotations
