@@ -16,8 +16,8 @@ LAST_LANE = 31
 def shuffle_word(
     lowering: Lowering, kind: str, word: ir.Value, lane: ir.Value | int, segment: int = 0
 ) -> ir.Value:
-    """shfl.sync of an i32 by the whole warp; kind "bfly" (lane is a mask) or "idx"; segment: bits of
-    the lane's own number that take the place of those in `lane`."""
+    """shfl.sync of an i32 by the whole warp; kind "bfly" (lane is a mask) or "idx"; segment: a mask
+    of bits that the source lane shares with the receiving one, whatever `lane` has there."""
     if not isinstance(lane, ir.Value):
         lane = lowering.int32(lane)
     operands = (lowering.int32(FULL_WARP), word, lane, lowering.int32(segment << 8 | LAST_LANE))

@@ -43,6 +43,7 @@ class _Asm:
         self.lines = [".reg .pred p, q;", "setp.eq.u32 p, 0, 0;", "setp.ne.u32 q, 0, 0;"]
         self.lines.append("wgmma.fence.sync.aligned;")
         self._numbers: dict[ir.Value, int] = {}
+        self._descriptors: dict[tuple[str, int], str] = {}
 
     def operand(self, value: ir.Value, letter: str) -> str:
         """How the text refers to an input."""
@@ -51,6 +52,17 @@ class _Asm:
             self.operands.append(value)
             self.constraints.append(letter)
         return f"${self._numbers[value]}"
+
+    def descriptor(self, base: ir.Value, offset: int) -> str:
+        """base + offset, added up here: out of loops that do not change it, LLVM would move each
+        such sum, and hold it in two registers."""
+        name = self.operand(base, "l")
+        if not offset:
+            return name
+        if (name, offset) not in self._descriptors:
+            made = self._descriptors[name, offset] = f"d{len(self._descriptors)}"
+            self.lines += [f".reg .b64 {made};", f"add.s64 {made}, {name}, {offset};"]
+        return self._descriptors[name, offset]
 
     def accumulators(self, first: int, count: int) -> str:
         return "{" + ", ".join(f"${index}" for index in range(first, first + count)) + "}"
@@ -122,13 +134,13 @@ def _add_step(
     name = f"wgmma.mma_async.sync.aligned.m64n{columns}k{step}.{_kind(lowering, op)}"
     sum_type = op.results[0].type.element_type
     signs = "" if sum_type == lowering.i32 else ", 1, 1"
-    second = asm.operand(right.at(0, k), "l")
+    second = asm.descriptor(*right.at(0, k))
     (warps, _) = ir.DenseI32ArrayAttr(op.attributes["mt.warps"])
     step_rows = 16 * warps  # the warpgroups lie along M, then the tile repeats
     registers = columns * width_of(sum_type) // 64
     for m in range(rows // step_rows):
         if isinstance(left, _Operand):
-            first = asm.operand(left.at(m * step_rows, k), "l")
+            first = asm.descriptor(*left.at(m * step_rows, k))
             orders = f", {left.transposed}, {right.transposed}"
         else:
             fragment = [asm.operand(word, "r") for word in left.words[m, k // step]]
@@ -157,15 +169,10 @@ class _Operand:
         unit = lowering.shr(lowering.and_(address, ADDRESS_MASK), 4)
         wide = lowering.op("arith.extui", lowering.i64, (unit,))
         self._base = lowering.or_(wide, _signed(found.constant))
-        self._made: dict[int, ir.Value] = {}
 
-    def at(self, free: int, depth: int) -> ir.Value:
-        """i64 descriptor of the sub-tile at (free, depth)."""
-        offset = self._descriptor.offset(free, depth) // 16
-        if offset not in self._made:
-            base = self._base
-            self._made[offset] = self._lowering.add(base, offset) if offset else base
-        return self._made[offset]
+    def at(self, free: int, depth: int) -> tuple[ir.Value, int]:
+        """The descriptor of the sub-tile at (free, depth): an i64 and what to add to it."""
+        return self._base, self._descriptor.offset(free, depth) // 16
 
 
 def _kind(lowering: Lowering, op: ir.Operation) -> str:

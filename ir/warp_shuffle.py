@@ -69,7 +69,6 @@ class WarpShuffle:
         identity = all(basis == 1 << bit for bit, basis in enumerate(self.lane_bases))
         return identity and not any(self.warp_bases)
 
-
     def segment_mask(self, fetch: Round) -> int | None:
         """The bits of the lane that the source lane shares with it, if the others are those of the
         round's constant: shfl.idx takes them from its segment mask. None where that is not so."""
