@@ -248,7 +248,8 @@ def _tma_copy(program: Program, op: ir.Operation, operands: list[Any]) -> Sequen
         return []
     addresses, inside, size = _box(program, op, buffer.shape, coordinates)
     element = meaning.scalar_type(op.operands[0].type)
-    tile = np.zeros(buffer.shape, meaning.numpy_type(element))
+    fills_with_nan = program.tensor_maps[_integer(op, "map")]["fill"] == "nan"
+    tile = np.full(buffer.shape, np.nan if fills_with_nan else 0, meaning.numpy_type(element))
     if inside.any():
         tile[inside] = meaning.from_bits(program.memory.read(addresses[inside], size), element)
     buffer[...] = tile

@@ -28,7 +28,7 @@ from minitriton.passes.traversal import (
     ops_of,
     walk,
 )
-from minitriton.passes.warpgroup_dots import fits
+from minitriton.passes.warpgroup_dots import fits, result_words
 
 OTHER_REGISTERS = 72  # per thread, beside results and operands of the dots of a loop
 
@@ -71,7 +71,7 @@ def bring_in(loop: ir.Operation, entry: ir.Block, warps: int, registers: int) ->
     uses = [use for use in uses if _may_move(use.chain[0], loop, entry)]
     if not uses:
         return None
-    results = sum(prod(dot.results[0].type.shape) for dot in dots)
+    results = sum(map(result_words, dots))
     held = sum(_words(load) for load in dict.fromkeys(use.chain[0] for use in uses))
     if results + held <= (registers - OTHER_REGISTERS) * 32 * warps:
         return None

@@ -41,6 +41,7 @@ from minitriton.passes.tensor_maps import plan as plan_map
 from minitriton.passes.tile_pass import PassOptions
 from minitriton.passes.tma_copies import atoms_of
 from minitriton.passes.traversal import (
+    fills_with_nan,
     fills_with_zero,
     int_array,
     int_attribute,
@@ -180,8 +181,10 @@ def _staged(module: ir.Module, feeding: list[ir.Operation], facts: _Facts) -> li
         if found:
             unrounded += found
             continue
-        narrow = [s.load for s in staged if s.map is None and _is_narrow(s.load, facts.axis)]
-        if not narrow:
+        plain = [s.load for s in staged if s.map is None]
+        filled = [load for load in plain if not fills_with_zero(load)]
+        narrow = [load for load in plain if _is_narrow(load, facts.axis) and load not in filled]
+        if not (narrow or filled):
             for load, why in reasons.items():
                 add_remark(module, load, f"load not by TMA: {why}")
             return staged
@@ -189,15 +192,17 @@ def _staged(module: ir.Module, feeding: list[ir.Operation], facts: _Facts) -> li
             dim, width = _fastest(load, facts.axis)
             reason = f"only {width} contiguous bytes along dimension {dim} are proved"
             add_remark(module, load, f"load not pipelined: {reason}")
-        chosen = [load for load in chosen if load not in narrow]
+        for load in filled:
+            add_remark(module, load, "load not pipelined: only TMA fills with NaN")
+        chosen = [load for load in chosen if load not in narrow + filled]
 
 
 def _refusal(load: ir.Operation, ahead: AheadOfTime) -> str | None:
     """Why a load cannot become an asynchronous copy; None if it can."""
     if "volatile" in load.attributes:
         return "it is volatile"
-    if not fills_with_zero(load):
-        return "masked elements are not zero"
+    if not (fills_with_zero(load) or fills_with_nan(load)):
+        return "masked elements are neither zero nor NaN"
     if not ahead.qualifies(list(load.operands)[:2]):
         return "its address or mask depends on values loaded or computed in the loop"
     return None

@@ -38,7 +38,7 @@ from minitriton.passes.shared_usage import SHARED_RESERVE, buffer_bytes, scratch
 from minitriton.passes.tile_pass import PassOptions
 from minitriton.passes.tma_copies import atoms_of
 from minitriton.passes.traversal import int_attribute, kernel_of, ops_of, origin, walk
-from minitriton.passes.warpgroup_dots import GROUP_WARPS, fits
+from minitriton.passes.warpgroup_dots import GROUP_WARPS, fits, result_words
 
 # Two warpgroups, with one program or, of 4 warps, one each (`ping_pong`); with one alone, CTAs side
 # by side hide each other's arithmetic. Three share a program if the kernel says so (`split_rows`).
@@ -202,7 +202,7 @@ class WarpSplit:
         if any(s.map is None for s in staged):
             return "threads make some of its copies"
         most = MAX_RESULTS_OF_THREE if self.must_take else MAX_RESULTS
-        if sum(prod(dot.results[0].type.shape) for dot in dots) > most * 32 * self._warps:
+        if sum(map(result_words, dots)) > most * 32 * self._warps:
             return "its products have too many results: ptxas would wait for each wgmma"
         if "mt.maxnreg" in top.attributes:
             return "the kernel sets maxnreg"
