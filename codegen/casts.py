@@ -28,25 +28,7 @@ def _is_fp8(type_: ir.Type) -> bool:
 
 def _extf(lowering: Lowering, op: ir.Operation) -> None:
     type_ = carried(element_of(op.results[0].type))
-    values = lowering.held(op.operands[0])
-    if values[0].type != lowering.bf16 or type_ != lowering.f32:
-        map_registers(lowering, op, lambda values: lowering.op("arith.extf", type_, values))
-        return
-    pairs = [values[i : i + 2] for i in range(0, len(values), 2)]
-    results = [wide for pair in pairs for wide in _widen_bf16(lowering, pair)]
-    lowering.set_registers(op.results[0], results)
-
-
-def _widen_bf16(lowering: Lowering, pair: Sequence[ir.Value]) -> list[ir.Value]:
-    """One or two bf16 as f32. What a vector held in one word is shifted and masked there: for cvt,
-    ptxas would take the word apart first."""
-    first, last = pair[0].owner, pair[-1].owner
-    whole = len(pair) == 2 and not isinstance(first, ir.Block) and first == last
-    if not whole or first.name != "vector.to_elements":
-        return [lowering.op("arith.extf", lowering.f32, (value,)) for value in pair]
-    word = lowering.bitcast(lowering.pack(pair), lowering.i32)
-    halves = lowering.shl(word, 16), lowering.and_(word, -(1 << 16))
-    return [lowering.bitcast(half, lowering.f32) for half in halves]
+    map_registers(lowering, op, lambda values: lowering.op("arith.extf", type_, values))
 
 
 def _truncf(lowering: Lowering, op: ir.Operation) -> None:

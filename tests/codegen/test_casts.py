@@ -163,11 +163,3 @@ def test_narrowing_casts_are_packed():
     values = np.ones(256, np.float32)
     assert "cvt.rn.f16x2.f32" in apply("arith.truncf", "f16", [("f32", values)])[1]
     assert "cvt.rn.bf16x2.f32" in apply("arith.truncf", "bf16", [("f32", values)])[1]
-
-
-def test_words_of_two_bf16_are_not_taken_apart():
-    """Shifted and masked; for cvt, ptxas would split each word first."""
-    values = floats("bf16", np.random.default_rng(3))
-    got, ptx = apply("arith.extf", "f32", [("bf16", values)], target="sm_90a")
-    assert_same(got.view(np.float32), values.astype(np.float32))
-    assert "cvt.f32.bf16" not in ptx and "-65536" in ptx
