@@ -349,6 +349,7 @@ RULES: dict[str, Rule] = {
     "mt.scan": _scan, "scf.for": _for, "scf.if": _if, "scf.while": _while,
     "mt.async_copy": _async_copy, "mt.local_alloc": _local_alloc, "mt.local_store": _local_store,
     "mt.precise": _precise, "mt.fp_cast": _fp_cast, "mt.splat": _broadcast,
+    "mt.unsplat": lambda p, op, v: [v[0].flat[0]],
     "mt.broadcast": _broadcast, "mt.hint": _same, "mt.convert_layout": _same,
     "mt.local_load": lambda p, op, v: [np.array(v[0])],
     "mt.mem_index": lambda p, op, v: [v[0][int(v[1])]],
