@@ -376,7 +376,8 @@ RULES: dict[str, Rule] = {
     "arith.select": lambda p, op, v: [np.where(*v).astype(np.asarray(v[1]).dtype)],
     "math.fma": lambda p, op, v: [meaning.round_to(
         v[0].astype(np.float64) * v[1] + v[2], meaning.scalar_type(op.results[0].type))],
-    "mt.assume": _nothing, "mt.barrier": _nothing, "mt.print": _nothing, "mt.assert": _nothing,
+    "mt.assume": _nothing, "mt.barrier": _nothing, "mt.grid_wait": _nothing,
+    "mt.grid_launch": _nothing, "mt.print": _nothing, "mt.assert": _nothing,
     "mt.async_commit": _nothing, "mt.async_wait": _nothing, "mt.local_dealloc": _nothing,
     "mt.tma_store": _tma_store, "mt.tma_store_wait": _nothing,
     "mt.tma_copy": _tma_copy, "mt.mbarrier_init": _nothing, "mt.mbarrier_inval": _nothing,

@@ -82,6 +82,15 @@ class BarrierOp(MT.Operation, name="barrier"):
     """All threads of the CTA meet; shared and global writes before it are visible after it."""
 
 
+class GridWaitOp(MT.Operation, name="grid_wait"):
+    """Waits until the kernel before this one in the stream has ended and its writes are visible.
+    Nothing that reads or writes global memory moves across."""
+
+
+class GridLaunchOp(MT.Operation, name="grid_launch"):
+    """This program no longer minds if the next kernel in the stream starts."""
+
+
 class AssertOp(MT.Operation, name="assert"):
     """Stops the program with `message` where an i1 (scalar or tile) is false and the mask true.
 
@@ -100,4 +109,5 @@ class PrintOp(MT.Operation, name="print"):
 
 
 PURE = (ProgramIdOp, NumProgramsOp, CtaIdOp, CtaCountOp, GroupIdOp, GroupCountOp, HintOp)
-OPS = (*PURE, SplitWarpsOp, TurnWaitOp, TurnPassOp, AssumeOp, BarrierOp, AssertOp, PrintOp)
+OPS = (*PURE, SplitWarpsOp, TurnWaitOp, TurnPassOp, AssumeOp, BarrierOp, GridWaitOp,
+       GridLaunchOp, AssertOp, PrintOp)  # fmt: skip
