@@ -107,6 +107,7 @@ def _sum_both_kernel(
     partial_ptr, dweight_ptr, dbias_ptr, parts, columns, DEPTH: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """Sums [2, parts, columns] over the parts: for the weight, and for the bias."""
+    tl.extra.cuda.gdc_wait()
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = at < columns
     which = tl.program_id(1)
@@ -253,14 +254,14 @@ def _backward_op(
         dy, dt, m, weight.contiguous(), stats, seed, dx, dbranch if dbranch.numel() > 0 else None,
         partial, dy.stride(0), 0 if dt is None else dt.stride(0), m.stride(0), *m.shape,
         threshold_of(dropout), 1 / (1 - dropout), BIASED=biased, DROPOUT=dropout > 0,
-        STAGES=2, BLOCK=block, num_warps=max(4, block // 512),
+        STAGES=3, BLOCK=block, num_warps=max(4, block // 512),
     )  # fmt: skip
     if not biased:
         sum_partials(partial[0], dweight)
         return dx, dbranch, dweight, dbias
     depth, width = DEEP_SUM
     _sum_both_kernel[(triton.cdiv(m.shape[1], width), 2)](
-        partial, dweight, dbias, programs, m.shape[1], DEPTH=depth, BLOCK=width
+        partial, dweight, dbias, programs, m.shape[1], DEPTH=depth, BLOCK=width, launch_pdl=True
     )
     return dx, dbranch, dweight, dbias
 
