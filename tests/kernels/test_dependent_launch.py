@@ -7,7 +7,7 @@ import minitriton as triton
 import minitriton.language as tl
 from minitriton.compiler import compile_kernel
 from minitriton.ir.target import Target
-from minitriton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from minitriton.language.extra.cuda import gdc_launch_dependents
 
 
 @triton.jit
