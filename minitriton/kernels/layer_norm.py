@@ -21,7 +21,7 @@ from minitriton.kernels.dropout import check_seed, dropout_reference, kept
 from minitriton.kernels.gemm import DEEP_SUM, sum_partials, sum_parts
 from minitriton.kernels.operator import operator
 from minitriton.kernels.philox import threshold_of
-from minitriton.kernels.rows import row_tile, rows_of
+from minitriton.kernels.rows import row_programs, row_tile, rows_of
 
 MAX_COLUMNS = 8192
 
@@ -248,7 +248,7 @@ def _backward_op(
     dy, m = rows_of(dout), rows_of(total)
     dt = None if dtotal is None else rows_of(dtotal)
     block = row_tile(m.shape[1])[1]
-    programs = min(m.shape[0], 1056 if block <= 1024 else 264)
+    programs = row_programs(m.shape[0], block)
     partial = torch.empty(2, programs, m.shape[1], dtype=torch.float32, device=m.device)
     _backward_kernel[(programs,)](
         dy, dt, m, weight.contiguous(), stats, seed, dx, dbranch if dbranch.numel() > 0 else None,

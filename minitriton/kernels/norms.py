@@ -22,7 +22,7 @@ from minitriton.kernels import checks
 from minitriton.kernels.checks import KernelArgumentError
 from minitriton.kernels.gemm import sum_partials
 from minitriton.kernels.operator import operator
-from minitriton.kernels.rows import row_tile, rows_in_place
+from minitriton.kernels.rows import row_programs, row_tile, rows_in_place
 
 MAX_COLUMNS = 8192
 MAX_ROWS = 2**31 - 1024  # row numbers are int32
@@ -175,11 +175,6 @@ def _check_weight(weight: object, x: torch.Tensor) -> torch.Tensor | None:
     return checks.row_vector("weight", weight, "x", x)
 
 
-def _programs(tiles: int, block: int) -> int:
-    """Programs of the backward pass: enough for any GPU, few enough to keep partial sums small."""
-    return min(tiles, 1056 if block <= 1024 else 264)
-
-
 def _forward(
     x: torch.Tensor, gate: torch.Tensor | None, weight: torch.Tensor | None, eps: float
 ) -> torch.Tensor:
@@ -211,7 +206,7 @@ def _backward(
     columns = x.shape[-1]
     height, block, warps = row_tile(columns)
     rows = x.numel() // columns
-    programs = _programs(triton.cdiv(rows, height), block)
+    programs = row_programs(triton.cdiv(rows, height), block)
     sums = (programs, columns) if train_weight else (1, 1)
     partial = torch.empty(sums, dtype=torch.float32, device=x.device)
     _backward_kernel[(programs,)](
