@@ -366,6 +366,7 @@ RULES: dict[str, Rule] = {
     "mt.scan": _scan, "scf.for": _for, "scf.if": _if, "scf.while": _while,
     "mt.async_copy": _async_copy, "mt.local_alloc": _local_alloc, "mt.local_store": _local_store,
     "mt.precise": _precise, "mt.fp_cast": _fp_cast, "mt.splat": _broadcast,
+    "mt.unsplat": lambda p, op, v: [v[0].flat[0]],
     "mt.broadcast": _broadcast, "mt.hint": _same, "mt.convert_layout": _same,
     "mt.local_load": lambda p, op, v: [np.array(v[0])],
     "mt.mem_index": lambda p, op, v: [v[0][int(v[1])]],
@@ -392,7 +393,8 @@ RULES: dict[str, Rule] = {
     "arith.select": lambda p, op, v: [np.where(*v).astype(np.asarray(v[1]).dtype)],
     "math.fma": lambda p, op, v: [meaning.round_to(
         v[0].astype(np.float64) * v[1] + v[2], meaning.scalar_type(op.results[0].type))],
-    "mt.assume": _nothing, "mt.barrier": _nothing, "mt.print": _nothing, "mt.assert": _nothing,
+    "mt.assume": _nothing, "mt.barrier": _nothing, "mt.grid_wait": _nothing,
+    "mt.grid_launch": _nothing, "mt.print": _nothing, "mt.assert": _nothing,
     "mt.async_commit": _nothing, "mt.async_wait": _nothing, "mt.local_dealloc": _nothing,
     "mt.tma_store": _tma_store, "mt.tma_store_wait": _nothing,
     "mt.tma_copy": _tma_copy, "mt.tma_multicast": _tma_multicast,

@@ -210,6 +210,8 @@ class WarpSplit:
                for s in staged for use in s.load.results[0].uses):  # fmt: skip
             return "what it loads is also used as it comes"
         function = kernel_of(self._module)
+        if any(op.name == "mt.grid_wait" for op in walk(function)):
+            return "the kernel waits for the one before it"
         if _writes_before(loop, [s.load for s in staged], function):
             return "the kernel writes memory before it"
         needed = Slice()
