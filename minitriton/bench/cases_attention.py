@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from minitriton.bench import sources
 from minitriton.bench.cases import (
     Case,
     LeftOut,
@@ -29,6 +30,11 @@ FORWARD = {
     128: ((128, 64, 8, 3), (128, 128, 8, 2), (128, 128, 8, 3), (64, 64, 4, 3)),
     256: ((128, 64, 8, 2), (64, 64, 4, 2), (128, 32, 8, 3)),
 }
+# The same for tiles of which Triton has none: three warpgroups share 192 rows; 176 keys.
+ODD_FORWARD = {
+    64: ((192, 128, 12, 3), (192, 128, 12, 2)),
+    128: ((128, 176, 8, 2), (192, 80, 12, 2)),
+}
 # rows and columns of the kernel for keys, of that for queries, warps, stages
 BACKWARD = {
     64: ((32, 128, 128, 32, 4, 3), (64, 128, 128, 64, 8, 2), (64, 64, 64, 64, 4, 3)),
@@ -36,6 +42,7 @@ BACKWARD = {
     256: ((32, 64, 64, 32, 8, 2), (64, 64, 64, 64, 8, 1)),
 }
 TINY_FORWARD, TINY_BACKWARD = ((32, 32, 4, 2),), ((32, 32, 32, 32, 4, 2),)
+TINY_ODD = ((32, 48, 4, 2),)
 
 
 class Attention:
@@ -108,12 +115,15 @@ class Attention:
     def _strides(self) -> tuple[int, ...]:
         return (*self.q.stride()[:3], *self.k.stride()[:3])
 
-    def launch_forward(self, module: Any, config: tuple[int, ...]) -> list[torch.Tensor]:
+    def launch_forward(
+        self, module: Any, config: tuple[int, ...], ragged: bool = False
+    ) -> list[torch.Tensor]:
         block_m, block_n, warps, stages = config
-        module.attention_kernel[(self.tokens // block_m, self.batch * self.heads)](
+        module.attention_kernel[(-(-self.tokens // block_m), self.batch * self.heads)](
             self.q, self.k, self.v, self.out, self.lse, self.scale, self.heads, self.tokens,
             *self._strides(), HEAD_DIM=self.head_dim, BLOCK_M=block_m, BLOCK_N=block_n,
-            GROUP=self.group, CAUSAL=self.causal, num_warps=warps, num_stages=stages,
+            GROUP=self.group, CAUSAL=self.causal, RAGGED=ragged, num_warps=warps,
+            num_stages=stages,
         )  # fmt: skip
         return [self.out]
 
@@ -121,10 +131,19 @@ class Attention:
         return list(tiny) if self.setting.dry else self.setting.few(table[self.head_dim], 2)
 
     def plain(self, module: Any) -> list[Trial]:
+        return self._trials(module, self._options(FORWARD, TINY_FORWARD), ragged=False)
+
+    def odd(self) -> list[Trial]:
+        """The same source in tiles that do not divide the number of tokens."""
+        options = self._options(ODD_FORWARD, TINY_ODD)
+        return self._trials(sources.load("attentions", "minitriton"), options, ragged=True)
+
+    def _trials(self, module: Any, options: list[tuple[int, ...]], *, ragged: bool) -> list[Trial]:
         return [
             Trial("{}x{} warps={} stages={}".format(*config),
-                  functools.partial(self.launch_forward, module, config), [self.out, self.lse])
-            for config in self._options(FORWARD, TINY_FORWARD)
+                  functools.partial(self.launch_forward, module, config, ragged),
+                  [self.out, self.lse])
+            for config in options
         ]  # fmt: skip
 
     def plain_backward(self, module: Any) -> list[Trial]:
@@ -217,6 +236,8 @@ class Attention:
 
     def case(self) -> Case:
         contenders = same_source("attentions", self.plain)
+        if self.setting.dry or self.head_dim in ODD_FORWARD:
+            contenders["minitriton 192"] = self.odd
         inputs = self.inputs
         contenders["minitriton library"] = lambda: [Trial("", lambda: self.library(*inputs))]
         contenders["torch"] = lambda: [

@@ -1,7 +1,8 @@
 """Flash attention forward and backward after Triton's tutorial, with grouped queries (GQA).
 
 q, o: [batch, tokens, heads, head_dim], k, v with heads / GROUP heads; all with strides (batch, row,
-head) of their own and dense channels. The number of tokens is a multiple of every block.
+head) of their own and dense channels. The number of tokens is a multiple of every block, but in the
+forward pass with RAGGED.
 """
 
 import minitriton as triton
@@ -10,23 +11,30 @@ import minitriton.language as tl
 
 @triton.jit
 def attend_keys(
-    acc, l_i, m_i, q, k_ptrs, v_ptrs, stride_k, stride_v, lo, hi, offs_m, scale,
-    BLOCK_N: tl.constexpr, MASKED: tl.constexpr,
+    acc, l_i, m_i, q, k_ptrs, v_ptrs, stride_k, stride_v, lo, hi, offs_m, tokens, scale,
+    BLOCK_N: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr, RAGGED: tl.constexpr,
 ):  # fmt: skip
     offs_n = tl.arange(0, BLOCK_N)
     k_ptrs += lo * stride_k
     v_ptrs += lo * stride_v
     for start in range(lo, hi, BLOCK_N):
-        k = tl.load(k_ptrs)
+        keys = start + offs_n
+        if RAGGED:
+            k = tl.load(k_ptrs, mask=keys[None, :] < tokens, other=0.0)
+        else:
+            k = tl.load(k_ptrs)
         scores = tl.dot(q, k)
         if MASKED:
-            seen = offs_m[:, None] >= (start + offs_n)[None, :]
+            seen = offs_m[:, None] >= keys[None, :] if CAUSAL else keys[None, :] < tokens
             scores = tl.where(seen, scores, -1.0e30)
         m_new = tl.maximum(m_i, tl.max(scores, 1) * scale)
         p = tl.exp2(scores * scale - m_new[:, None])
         alpha = tl.exp2(m_i - m_new)
         l_i = l_i * alpha + tl.sum(p, 1)
-        v = tl.load(v_ptrs)
+        if RAGGED:
+            v = tl.load(v_ptrs, mask=keys[:, None] < tokens, other=0.0)
+        else:
+            v = tl.load(v_ptrs)
         acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None])
         m_i = m_new
         k_ptrs += BLOCK_N * stride_k
@@ -39,7 +47,7 @@ def attention_kernel(
     q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, sm_scale, heads, tokens,
     stride_qb, stride_qm, stride_qh, stride_kb, stride_kn, stride_kh,
     HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr,
-    CAUSAL: tl.constexpr,
+    CAUSAL: tl.constexpr, RAGGED: tl.constexpr = False,
 ):  # fmt: skip
     start_m = tl.program_id(0) * BLOCK_M
     batch, head = tl.program_id(1) // heads, tl.program_id(1) % heads
@@ -49,7 +57,10 @@ def attention_kernel(
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, HEAD_DIM)
     q_at = q_start + offs_m[:, None] * stride_qm + offs_d[None, :]
-    q = tl.load(q_ptr + q_at)
+    if RAGGED:
+        q = tl.load(q_ptr + q_at, mask=offs_m[:, None] < tokens, other=0.0)
+    else:
+        q = tl.load(q_ptr + q_at)
     k_ptrs = k_ptr + k_start + offs_n[None, :] * stride_kn + offs_d[:, None]
     v_ptrs = v_ptr + k_start + offs_n[:, None] * stride_kn + offs_d[None, :]
     m_i = tl.full((BLOCK_M,), -1.0e30, tl.float32)
@@ -57,18 +68,27 @@ def attention_kernel(
     acc = tl.zeros((BLOCK_M, HEAD_DIM), tl.float32)
     scale = sm_scale * 1.4426950408889634  # exponentials to base 2
     full_end = start_m if CAUSAL else tokens
+    end = start_m + BLOCK_M if CAUSAL else tokens
+    if RAGGED:
+        full_end, end = full_end // BLOCK_N * BLOCK_N, tl.minimum(end, tokens)
     acc, l_i, m_i = attend_keys(
-        acc, l_i, m_i, q, k_ptrs, v_ptrs, stride_kn, stride_kn, 0, full_end, offs_m, scale,
-        BLOCK_N, False,
+        acc, l_i, m_i, q, k_ptrs, v_ptrs, stride_kn, stride_kn, 0, full_end, offs_m, tokens, scale,
+        BLOCK_N, False, CAUSAL, RAGGED,
     )  # fmt: skip
-    if CAUSAL:
+    if CAUSAL or RAGGED:
         acc, l_i, m_i = attend_keys(
-            acc, l_i, m_i, q, k_ptrs, v_ptrs, stride_kn, stride_kn, start_m, start_m + BLOCK_M,
-            offs_m, scale, BLOCK_N, True,
+            acc, l_i, m_i, q, k_ptrs, v_ptrs, stride_kn, stride_kn, full_end, end, offs_m, tokens,
+            scale, BLOCK_N, True, CAUSAL, RAGGED,
         )  # fmt: skip
     acc = acc / l_i[:, None]
-    tl.store(o_ptr + q_at, acc.to(o_ptr.dtype.element_ty))
-    tl.store(lse_ptr + tl.program_id(1) * tokens + offs_m, m_i + tl.log2(l_i))
+    lse = m_i + tl.log2(l_i)
+    lse_ptr += tl.program_id(1) * tokens
+    if RAGGED:
+        tl.store(o_ptr + q_at, acc.to(o_ptr.dtype.element_ty), mask=offs_m[:, None] < tokens)
+        tl.store(lse_ptr + offs_m, lse, mask=offs_m < tokens)
+    else:
+        tl.store(o_ptr + q_at, acc.to(o_ptr.dtype.element_ty))
+        tl.store(lse_ptr + offs_m, lse)
 
 
 @triton.jit
