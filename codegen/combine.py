@@ -19,6 +19,7 @@ from minitriton.codegen.shared_address import (
 )
 from minitriton.codegen.warp_ops import shuffle
 from minitriton.ir.axis import CrossWarp
+from minitriton.ir.linear_layout import log2_exact
 from minitriton.ir.mlir import ir
 
 Operands = list[ir.Value]  # one scalar per operand of the op: what the region combines
@@ -61,9 +62,14 @@ def shuffle_operands(lowering: Lowering, operands: Operands, mask: int) -> Opera
 
 
 def exchange(
-    lowering: Lowering, plan: CrossWarp, scratch: ir.Value, partials: Sequence[Operands]
+    lowering: Lowering,
+    plan: CrossWarp,
+    scratch: ir.Value,
+    partials: Sequence[Operands],
+    readers: int = 1,
 ) -> list[list[Operands]]:
-    """Per line (register of the result) the operands of every warp along the axis, in order."""
+    """Per line (register of the result) the operands of every warp along the axis, in order; of
+    those, the part that is this lane's among `readers` lanes in a row."""
     own_warp = [a ^ b for a, b in zip(plan.warp_bases, plan.position_bases, strict=True)]
     elements = [value.type for value in partials[0]]
     sizes = [storage_bytes(element) for element in elements]
@@ -78,12 +84,15 @@ def exchange(
         for value, place, size in stores:
             lowering.store(value, place, size)
     meet(lowering)
-    fetched: list[list[Operands]] = [[[] for _ in range(plan.count)] for _ in partials]
+    count = plan.count // readers
+    parts = [count << bit for bit in range(log2_exact(readers))]
+    lane_bases = (*parts, *plan.lane_bases[len(parts) :])  # all of these are 0 where lanes share
+    fetched: list[list[Operands]] = [[[] for _ in range(count)] for _ in partials]
     for region, element, size in zip(regions, elements, sizes, strict=True):
-        address = ThreadAddress(lowering, region, plan.lane_bases, plan.warp_bases, size)
+        address = ThreadAddress(lowering, region, lane_bases, plan.warp_bases, size)
         for line, offset in zip(fetched, plan.register_offsets, strict=True):
             for operands, value in zip(
-                line, _read_line(lowering, address, offset, plan.count, element), strict=True
+                line, _read_line(lowering, address, offset, count, element), strict=True
             ):
                 operands.append(value)
     return fetched

@@ -3,7 +3,8 @@
 The body of a scf.for is lowered first, in a block of its own; a register of a loop-carried tile
 becomes a block argument when something reads it. A tile of pointers that is stepped through the
 loop so costs one value per vector access, not one per element. Sums of a warpgroup_dot that begin
-at zero are left undefined: its first instruction ignores them in the first iteration.
+at zero are left undefined: its first instruction ignores them in the first iteration. Sums of f16
+that tensor cores make stay in pairs, since taking them apart would be a use of products in flight.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from minitriton.codegen.emit import attribute
 from minitriton.codegen.tile import LazyRegisters, Tile, carried
+from minitriton.ir.dialect import element_of
 from minitriton.ir.encoding import layout_of
 from minitriton.ir.mlir import ir
 
@@ -31,17 +33,25 @@ class _CarriedValues:
         self.block = block
         self.loc = op.location
         self.inits = list(op.operands)[3:]
+        self.in_words = _in_words(op)
         self.slots: list[tuple[int, int]] = []  # (iter arg, register) of each block argument
 
-    def argument(self, index: int, type_: ir.Type) -> Tile | ir.Value:
-        """What the body sees as iter arg `index` of tile-IR type `type_`."""
+    def bind(self, index: int, parameter: ir.Value) -> None:
+        """Records what the body sees as iter arg `index`: `parameter` of the tile IR."""
+        lowering, type_ = self.lowering, parameter.type
         if not isinstance(type_, ir.RankedTensorType):
-            return self._add(index, 0, carried(type_))
+            lowering.set(parameter, self._add(index, 0, carried(type_)))
+            return
         layout, element = layout_of(type_), carried(type_.element_type)
+        if index in self.in_words:
+            count = len(layout.registers) // 2
+            words = [self._add(index, number, lowering.i32) for number in range(count)]
+            lowering.set_words(parameter, words)
+            return
         registers = LazyRegisters(
             layout.num_registers, lambda register: self._add(index, register, element)
         )
-        return Tile(layout, element, registers)
+        lowering.set(parameter, Tile(layout, element, registers))
 
     def _add(self, index: int, register: int, type_: ir.Type) -> ir.Value:
         self.slots.append((index, register))
@@ -49,20 +59,41 @@ class _CarriedValues:
 
     def yields(self, yielded: Sequence[ir.Value]) -> list[ir.Value]:
         """The next values of all arguments; reading them may ask for more arguments."""
+        words = self._words(yielded)
         values: list[ir.Value] = []
         while len(values) < len(self.slots):
             index, register = self.slots[len(values)]
-            values.append(self.lowering.registers(yielded[index])[register])
+            held = words.get(index) or self.lowering.registers(yielded[index])
+            values.append(held[register])
         return values
 
     def initial(self, undefined: Sequence[int] = ()) -> list[ir.Value]:
         """The first values of all arguments; anything for the iter args in `undefined`."""
+        words = self._words(self.inits)
         return [
             self.lowering.op("llvm.mlir.poison", self.block.arguments[1 + number].type)
             if index in undefined
-            else self.lowering.registers(self.inits[index])[register]
+            else (words.get(index) or self.lowering.registers(self.inits[index]))[register]
             for number, (index, register) in enumerate(self.slots)
         ]
+
+    def finish(self, op: ir.Operation, used: Sequence[int], results: Sequence[ir.Value]) -> None:
+        """Records those of the loop's results that are used; results: one for each argument."""
+        place = {slot: results[i] for i, slot in enumerate(self.slots)}
+        for index in used:
+            result = op.results[index]
+            numbers: Sequence[int] = (0,)
+            if isinstance(result.type, ir.RankedTensorType):
+                numbers = layout_of(result.type).registers
+            if index in self.in_words:
+                words = [place[index, number] for number in range(len(numbers) // 2)]
+                self.lowering.set_words(result, words)
+            else:
+                values = [place[index, register] for register in numbers]
+                self.lowering.set_registers(result, values)
+
+    def _words(self, values: Sequence[ir.Value]) -> dict[int, list[ir.Value]]:
+        return {index: self.lowering.words(values[index]) for index in self.in_words}
 
 
 def _for(lowering: Lowering, op: ir.Operation) -> None:
@@ -75,20 +106,16 @@ def _for(lowering: Lowering, op: ir.Operation) -> None:
     block = holder.regions[0].blocks.append(parameters[0].type, arg_locs=[op.location])
     carried_values = _CarriedValues(lowering, op, block)
     lowering.set(parameters[0], block.arguments[0])
-    arguments = []
-    for index, parameter in enumerate(parameters[1:]):
-        arguments.append(carried_values.argument(index, parameter.type))
-        lowering.set(parameter, arguments[-1])
     used = [index for index, result in enumerate(op.results) if _is_used(result)]
     with lowering.builder.at(ir.InsertionPoint(block)):
+        for index, parameter in enumerate(parameters[1:]):
+            carried_values.bind(index, parameter)
         for index in sums:
             counts = lowering.compare("ne", block.arguments[0], bounds[0])
             lowering.counted_sums[parameters[1 + index]] = counts
         terminator = lowering.lower_block(body)
         for index in used:
-            argument = arguments[index]
-            if isinstance(argument, Tile):
-                lowering.held(parameters[index + 1])
+            lowering.held(parameters[index + 1])
         yields = carried_values.yields(list(terminator.operands))
         lowering.create("scf.yield", (), yields)
     lowering.builder.loc = op.location
@@ -112,12 +139,7 @@ def _for(lowering: Lowering, op: ir.Operation) -> None:
     else:
         results = loop()
     holder.erase()
-    place = {slot: i for i, slot in enumerate(carried_values.slots)}
-    for index in used:
-        argument = arguments[index]
-        numbers = argument.layout.registers if isinstance(argument, Tile) else (0,)
-        values = [results[place[index, register]] for register in numbers]
-        lowering.set_registers(op.results[index], values)
+    carried_values.finish(op, used, results)
 
 
 def _sums_from_zero(lowering: Lowering, op: ir.Operation) -> list[int]:
@@ -134,6 +156,23 @@ def _sums_from_zero(lowering: Lowering, op: ir.Operation) -> list[int]:
             if all(value == zero for value in lowering.held(init)):
                 found.append(index)
     return found
+
+
+def _in_words(loop: ir.Operation) -> list[int]:
+    """The iter args of f16 whose next value is made by tensor cores, here or in an inner loop."""
+    yielded = list(loop.regions[0].blocks[0].operations)[-1].operation.operands
+    return [index for index, value in enumerate(yielded) if _is_made_in_words(value)]
+
+
+def _is_made_in_words(value: ir.Value) -> bool:
+    if isinstance(value, ir.BlockArgument) or not isinstance(element_of(value.type), ir.F16Type):
+        return False
+    maker = value.owner
+    if maker.name == "scf.for":
+        return ir.OpResult(value).result_number in _in_words(maker)
+    if maker.name == "mt.dot":
+        return "mt.fma" not in maker.attributes
+    return maker.name in ("mt.warpgroup_dot", "mt.warpgroup_result")
 
 
 def _is_used(value: ir.Value) -> bool:

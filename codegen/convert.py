@@ -28,7 +28,7 @@ from minitriton.ir.encoding import layout_of
 from minitriton.ir.linear_layout import LinearLayout
 from minitriton.ir.mlir import ir
 from minitriton.ir.ragged import core
-from minitriton.ir.warp_shuffle import Rotation, WarpShuffle
+from minitriton.ir.warp_shuffle import Rotation, Round, WarpShuffle
 
 
 def lower_convert_layout(lowering: Lowering, op: ir.Operation) -> None:
@@ -67,19 +67,10 @@ def shuffle_registers(
     """Registers of the result; what the steps mean is said in ir/warp_shuffle.py."""
     registers = _rotate(lowering, plan.before, registers)
     received: list[ir.Value | None] = [None] * plan.num_registers
-    sender = None
-    if not plan.is_butterfly:
-        terms = ((lowering.lane_id, plan.lane_bases), (lowering.warp_id, plan.warp_bases))
-        key = ("sender", plan.lane_bases, plan.warp_bases)
-        sender = lowering.once(key, lambda: lowering.linear(terms))
     for fetch in plan.rounds:
         values = [registers[source] for source in fetch.sources]
         if not plan.is_local(fetch):
-            if sender is None:
-                values = shuffle(lowering, "bfly", values, fetch.lane_constant)
-            else:
-                lane = lowering.xor(sender, fetch.lane_constant) if fetch.lane_constant else sender
-                values = shuffle(lowering, "idx", values, lane)
+            values = _fetch(lowering, plan, fetch, values)
         for register, value in zip(fetch.targets, values, strict=True):
             received[register] = value
     first = next(value for value in received if value is not None)
@@ -89,6 +80,21 @@ def shuffle_registers(
     for register, original in plan.duplicates:
         result[register] = result[original]
     return result
+
+
+def _fetch(
+    lowering: Lowering, plan: WarpShuffle, fetch: Round, values: list[ir.Value]
+) -> list[ir.Value]:
+    """What a round brings from other lanes, without a register for their number if possible."""
+    constant = fetch.lane_constant
+    if plan.is_butterfly:
+        return shuffle(lowering, "bfly", values, constant)
+    if (segment := plan.segment_mask(fetch)) is not None:
+        return shuffle(lowering, "idx", values, constant, segment)
+    terms = ((lowering.lane_id, plan.lane_bases), (lowering.warp_id, plan.warp_bases))
+    key = ("sender", plan.lane_bases, plan.warp_bases)
+    sender = lowering.once(key, lambda: lowering.linear(terms))
+    return shuffle(lowering, "idx", values, lowering.xor(sender, constant) if constant else sender)
 
 
 def _rotate(

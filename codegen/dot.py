@@ -13,14 +13,9 @@ from minitriton.codegen import dot_fma
 from minitriton.codegen.emit import attribute, width_of
 from minitriton.codegen.fp8_upcast import fp8_pairs
 from minitriton.codegen.lower import Lowering, integer_attribute
-from minitriton.codegen.mma import (
-    Mma,
-    MmaKind,
-    accumulator_registers,
-    accumulator_words,
-    mma_instruction,
-)
+from minitriton.codegen.mma import Mma, MmaKind, mma_instruction
 from minitriton.ir.diagnostics import InternalError
+from minitriton.ir.encoding import layout_of
 from minitriton.ir.layouts import MmaTile, mma_tiles
 from minitriton.ir.mlir import ir
 
@@ -32,13 +27,13 @@ TRUNCATED = 3.85e-8  # of a sum of tf32 products, on average: measured on an H20
 def lower_dot(lowering: Lowering, op: ir.Operation) -> None:
     if "mt.fma" in op.attributes:
         return dot_fma.lower_dot_fma(lowering, op)
-    result = op.results[0]
+    result, c = op.results[0], op.operands[2]
     tiles = _tiles(op)
+    each = 2 if result.type.element_type == lowering.f16 else 1  # elements in a register
+    sums = lowering.words(c) if each == 2 else lowering.held(c)
+    number = {register: n // each for n, register in enumerate(layout_of(c.type).registers)}
     accumulators = {
-        tile.c: accumulator_words(
-            lowering, result.type.element_type, _pick(lowering, op.operands[2], tile.c)
-        )
-        for tile in tiles
+        tile.c: [sums[number[register]] for register in tile.c[::each]] for tile in tiles
     }
     if op.operands[0].type.element_type == lowering.f32:
         _tf32(lowering, op, tiles, accumulators)
@@ -46,12 +41,10 @@ def lower_dot(lowering: Lowering, op: ir.Operation) -> None:
         _fp8(lowering, op, tiles, accumulators)
     else:
         _plain(lowering, op, tiles, accumulators)
-    registers: list[ir.Value | None] = [None] * len(lowering.registers(op.operands[2]))
-    for c, words in accumulators.items():
-        values = accumulator_registers(lowering, result.type.element_type, words)
-        for register, value in zip(c, values, strict=True):
-            registers[register] = value
-    return lowering.set_registers(result, [value for value in registers if value is not None])
+    for registers, values in accumulators.items():
+        for register, value in zip(registers[::each], values, strict=True):
+            sums[number[register]] = value
+    return lowering.set_words(result, sums) if each == 2 else lowering.set_registers(result, sums)
 
 
 def _tiles(op: ir.Operation) -> list[MmaTile]:

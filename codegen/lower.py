@@ -135,6 +135,13 @@ class Lowering(Emitter):
             return [found]
         return [found.registers[register] for register in found.layout.registers]
 
+    def words(self, value: ir.Value) -> list[ir.Value]:
+        """The registers of a tile of f16 that hold elements, two to an i32."""
+        if words := self.tile(value).words:
+            return list(words)
+        halves = self.held(value)
+        return [self.join_bits(halves[i : i + 2], self.i32) for i in range(0, len(halves), 2)]
+
     def set(self, result: ir.Value, lowered: Lowered) -> None:
         """Records what an op's result (or a block argument) became."""
         self._values[result] = lowered
@@ -156,6 +163,12 @@ class Lowering(Emitter):
             self._values[result] = Tile(layout, carried(type_.element_type), registers)
         else:
             (self._values[result],) = registers
+
+    def set_words(self, result: ir.Value, words: Sequence[ir.Value]) -> None:
+        """Records a tile of f16 by what `words` gave."""
+        halves = [half for word in words for half in self.split_bits(word, self.f16, 2)]
+        self.set_registers(result, halves)
+        self.tile(result).words = words
 
     def lazy(self, count: int, make: Callable[[int], ir.Value]) -> LazyRegisters:
         """Registers that `make` emits at this place when they are first read.

@@ -38,13 +38,12 @@ SIN_TAIL = (-0.0001951632471, 0.008332170189, -0.166666548)
 COS_TAIL = (2.443869451e-5, -0.00138873706, 0.04166664695)
 # (tanh x - x) / x^3 in x^2, on [-0.61, 0.61]
 TANH_TAIL = (-0.005830531861, 0.02074512035, -0.05377028063, 0.1333178515, -0.3333329371)
-ERF_SMALL = (  # erf(x) / x - 1 in x^2, on [-1, 1]
-    7.888762135e-5, -0.0008020732973, 0.005189523003, -0.02685443809, 0.1128360002,
-    -0.3761262712, 0.1283791659,
+ERF_SPLIT = 0.95  # here the smallest polynomials do on both sides
+ERF_SMALL = (  # erf(x) / x - 1 in x^2, up to ERF_SPLIT
+    -0.0005885863195, 0.004973390729, -0.0267539829, 0.1128150065, -0.3761246663, 0.128379146,
 )  # fmt: skip
-ERF_LARGE = (  # log2(1 - erf(x)) on [1, 4]; beyond it only falls
-    -3.129615246e-5, 0.000636825138, -0.006066502969, 0.03636959937, -0.1564180042,
-    -0.9135400988, -1.629638898, 0.0002716789648,
+ERF_LARGE = (  # log2(1 - erf(x)) from there to 4; beyond it only falls
+    -0.00173184967, 0.02189896666, -0.1296846628, -0.9414540779, -1.614198768, -0.003246121938,
 )  # fmt: skip
 
 
@@ -90,7 +89,7 @@ def _erf(f: Floats, x: ir.Value) -> ir.Value:
     small = f.fma(f.polynomial(f.mul(x, x), ERF_SMALL), x, x)
     power = _exp2(f, f.polynomial(magnitude, ERF_LARGE))  # below 2^-26 from 4 on: erf rounds to 1
     large = f.copysign(f.sub(1.0, power), x)
-    return f.select(f.compare("ogt", magnitude, 1.0), large, small)
+    return f.select(f.compare("ogt", magnitude, ERF_SPLIT), large, small)
 
 
 def _sqrt(f: Floats, x: ir.Value) -> ir.Value:

@@ -22,22 +22,8 @@ class MmaKind:
     k: int
 
 
-def accumulator_words(lowering: Lowering, element: ir.Type, values: Fragment) -> list[ir.Value]:
-    """The accumulator operands of an instruction from four registers: f16 ones go in pairs."""
-    if element != lowering.f16:
-        return list(values)
-    return [lowering.pack(values[:2]), lowering.pack(values[2:])]
-
-
-def accumulator_registers(lowering: Lowering, element: ir.Type, words: Fragment) -> list[ir.Value]:
-    """The inverse of `accumulator_words`."""
-    if element != lowering.f16:
-        return list(words)
-    return [value for word in words for value in lowering.unpack(word)]
-
-
 def mma_instruction(lowering: Lowering, kind: MmaKind, element: ir.Type) -> Mma:
-    """d = mma(a, b, c): a and b as i32 words, c and d as `accumulator_words` of `element`."""
+    """d = mma(a, b, c): a and b as i32 words, c and d of type `element`, f16 as i32 words, too."""
     if kind.a in ("e4m3", "e5m2"):
         return _fp8(lowering, kind, element)
     halves = kind.a == "f16"
@@ -59,8 +45,13 @@ def mma_instruction(lowering: Lowering, kind: MmaKind, element: ir.Type) -> Mma:
     def mma(a: Fragment, b: Fragment, c: list[ir.Value]) -> list[ir.Value]:
         if halves:
             a, b = ([lowering.bitcast(word, pair) for word in words] for words in (a, b))
+        c = [lowering.bitcast(value, member) for value in c]
         result = lowering.op("nvvm.mma.sync", struct, (*a, *b, *c), attributes)
-        return [_member(lowering, result, index, member) for index in range(count)]
+        held = lowering.i32 if element == lowering.f16 else element
+        return [
+            lowering.bitcast(_member(lowering, result, index, member), held)
+            for index in range(count)
+        ]
 
     return mma
 

@@ -56,6 +56,14 @@ def _barrier(lowering: Lowering, op: ir.Operation) -> None:
     lowering.barrier()
 
 
+def _grid_dependency(instruction: str) -> Callable[[Lowering, ir.Operation], None]:
+    def lower(lowering: Lowering, op: ir.Operation) -> None:
+        if lowering.target.has("pdl"):  # others start no kernel before the one ahead has ended
+            lowering.asm(f"griddepcontrol.{instruction};", "~{memory}", [], [])
+
+    return lower
+
+
 RULES = {
     "mt.program_id": _special_register("ctaid"),
     "mt.num_programs": _num_programs,
@@ -64,4 +72,6 @@ RULES = {
     "mt.hint": _hint,
     "mt.assume": _assume,
     "mt.barrier": _barrier,
+    "mt.grid_wait": _grid_dependency("wait"),
+    "mt.grid_launch": _grid_dependency("launch_dependents"),
 }

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from minitriton.codegen.combine import (
+    Combine,
     Operands,
     combine_of,
     exchange,
@@ -42,14 +45,22 @@ def lower_reduce(lowering: Lowering, op: ir.Operation) -> None:
     if redux:
         partials = [[_redux(lowering, redux, values[0])] for values in partials]
     else:
-        for mask in plan.lane_masks:
-            others = [shuffle_operands(lowering, values, mask) for values in partials]
-            partials = [combine(a, b) for a, b in zip(partials, others, strict=True)]
+        partials = _fold_lanes(lowering, partials, plan.lane_masks, combine)
     if plan.cross_warp is not None:
-        lines = exchange(lowering, plan.cross_warp, lowering.scratch(op), partials)
+        lines = exchange(lowering, plan.cross_warp, lowering.scratch(op), partials, plan.readers)
         partials = [fold(line, combine) for line in lines]
+        partials = _fold_lanes(lowering, partials, plan.reader_masks, combine)
     for index, result in enumerate(op.results):
         lowering.set_registers(result, [values[index] for values in partials])
+
+
+def _fold_lanes(
+    lowering: Lowering, partials: list[Operands], masks: Sequence[int], combine: Combine
+) -> list[Operands]:
+    for mask in masks:
+        others = [shuffle_operands(lowering, values, mask) for values in partials]
+        partials = [combine(a, b) for a, b in zip(partials, others, strict=True)]
+    return partials
 
 
 def redux_kind(lowering: Lowering, op: ir.Operation, plan: ReductionPlan) -> str | None:

@@ -60,6 +60,10 @@ def lower_splat(lowering: Lowering, op: ir.Operation) -> None:
     lowering.set_registers(op.results[0], [lowering.scalar(op.operands[0])] * count)
 
 
+def lower_unsplat(lowering: Lowering, op: ir.Operation) -> None:
+    lowering.set_registers(op.results[0], [lowering.registers(op.operands[0])[0]])
+
+
 def lower_same_registers(lowering: Lowering, op: ir.Operation) -> None:
     """expand_dims, reshape, trans: every register keeps its number."""
     lowering.set_registers(op.results[0], lowering.registers(op.operands[0]))
@@ -100,6 +104,7 @@ def lower_split(lowering: Lowering, op: ir.Operation) -> None:
 RULES = {
     "mt.make_range": lower_make_range,
     "mt.splat": lower_splat,
+    "mt.unsplat": lower_unsplat,
     "mt.expand_dims": lower_same_registers,
     "mt.reshape": lower_same_registers,
     "mt.trans": lower_same_registers,

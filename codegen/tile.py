@@ -40,11 +40,13 @@ class Tile:
     """A distributed tile as one thread sees it.
 
     `element` is the carried type (`carried(...)`): pointers are `!llvm.ptr<1>`, fp8 is i8.
+    `words`: i32 that hold f16 registers in pairs, where tensor cores made them so.
     """
 
     layout: LinearLayout
     element: ir.Type
     registers: Sequence[ir.Value]
+    words: Sequence[ir.Value] = ()
 
     def __len__(self) -> int:
         return len(self.registers)

@@ -13,11 +13,14 @@ FULL_WARP = -1
 LAST_LANE = 31
 
 
-def shuffle_word(lowering: Lowering, kind: str, word: ir.Value, lane: ir.Value | int) -> ir.Value:
-    """shfl.sync of an i32 by the whole warp; kind "bfly" (lane is a mask) or "idx"."""
+def shuffle_word(
+    lowering: Lowering, kind: str, word: ir.Value, lane: ir.Value | int, segment: int = 0
+) -> ir.Value:
+    """shfl.sync of an i32 by the whole warp; kind "bfly" (lane is a mask) or "idx"; segment: a mask
+    of bits that the source lane shares with the receiving one, whatever `lane` has there."""
     if not isinstance(lane, ir.Value):
         lane = lowering.int32(lane)
-    operands = (lowering.int32(FULL_WARP), word, lane, lowering.int32(LAST_LANE))
+    operands = (lowering.int32(FULL_WARP), word, lane, lowering.int32(segment << 8 | LAST_LANE))
     attributes = {"kind": attribute(f"#nvvm<shfl_kind {kind}>")}
     return lowering.op("nvvm.shfl.sync", lowering.i32, operands, attributes)
 
@@ -52,10 +55,11 @@ def from_words(
 
 
 def shuffle(
-    lowering: Lowering, kind: str, values: Sequence[ir.Value], lane: ir.Value | int
-) -> list[ir.Value]:
+    lowering: Lowering, kind: str, values: Sequence[ir.Value], lane: ir.Value | int,
+    segment: int = 0,
+) -> list[ir.Value]:  # fmt: skip
     """shfl.sync of registers that `to_words` accepts."""
-    words = [shuffle_word(lowering, kind, w, lane) for w in to_words(lowering, values)]
+    words = [shuffle_word(lowering, kind, w, lane, segment) for w in to_words(lowering, values)]
     return from_words(lowering, words, values[0].type, len(values))
 
 

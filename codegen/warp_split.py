@@ -12,11 +12,9 @@ from minitriton.codegen.shared_address import shared_word
 from minitriton.codegen.warpgroup import warpgroup
 from minitriton.ir.diagnostics import InternalError
 from minitriton.ir.mlir import ir
+from minitriton.ir.warp_roles import CONSUMER_REGISTERS, PRODUCER_REGISTERS
 
 WARPGROUP = 4  # warps
-# Registers per thread, for two warpgroups that hold tiles; in all no more than at the launch, 168.
-PRODUCER_REGISTERS = 24
-CONSUMER_REGISTERS = 240
 
 
 def lower_split_warps(lowering: Lowering, op: ir.Operation) -> None:
@@ -46,7 +44,7 @@ def lower_split_warps(lowering: Lowering, op: ir.Operation) -> None:
         return []
 
     def consume() -> list[ir.Value]:
-        _set_registers(lowering, "inc", CONSUMER_REGISTERS)
+        _set_registers(lowering, "inc", CONSUMER_REGISTERS[_warpgroups(lowering)])
         lowering.role = Role.CONSUMERS
         lowering.lower_ops(rest)
         lowering.role = Role.ALL
@@ -79,17 +77,28 @@ def lower_turn_wait(lowering: Lowering, op: ir.Operation) -> None:
 
 
 def lower_turn_pass(lowering: Lowering, op: ir.Operation) -> None:
-    last = lowering.int32(_first_turn(lowering) + 1)
-    _turn(lowering, op, "arrive", lowering.binary("subi", last, warpgroup(lowering)))
+    own, first, last = warpgroup(lowering), _first_turn(lowering), _warpgroups(lowering) - 1
+    if last == 1:
+        following = lowering.binary("subi", lowering.int32(first + last), own)
+    else:
+        after = lowering.add(own, first + 1)
+        is_last = lowering.compare("eq", own, last)
+        following = lowering.select(is_last, lowering.int32(first), after)
+    _turn(lowering, op, "arrive", following)
+
+
+def _warpgroups(lowering: Lowering) -> int:
+    """Those that hold tiles."""
+    return lowering.consumer_warps // WARPGROUP
 
 
 def _first_turn(lowering: Lowering) -> int:
-    """The number of the first of two barriers, one for each warpgroup, after the groups' own."""
+    """The number of the first barrier for turns, one for each warpgroup, after the groups' own."""
     return CONSUMER_BARRIER + lowering.groups
 
 
 def _turn(lowering: Lowering, op: ir.Operation, how: str, number: ir.Value) -> None:
-    """One warpgroup waits at its barrier, the other only arrives there."""
+    """One warpgroup waits at its barrier, the one before it only arrives there."""
 
     def meet() -> list[ir.Value]:
         lowering.asm(f"bar.{how} $0, {2 * 32 * WARPGROUP};", "r,~{memory}", [], [number])

@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 from minitriton.codegen.byte_transpose import load_bytes
 from minitriton.codegen.dot import fp8_name, to_tf32
+from minitriton.codegen.emit import width_of
 from minitriton.codegen.lower import Lowering, integer_attribute
 from minitriton.codegen.shared_address import load_plan, shared_word
 from minitriton.codegen.tile import carried
@@ -27,6 +28,8 @@ from minitriton.ir.matrix_descriptor import STEP_BYTES, MatrixDescriptor, matrix
 from minitriton.ir.mlir import ir
 
 ROWS = 64  # of one instruction; it has all columns of the tile, 256 at most
+MOST_OF_THREE = 96  # registers of one instruction's sums where three warpgroups hold tiles
+PART = 128  # columns of the first where there are more: whole panels of B
 GROUP_SHIFT = 7  # a warpgroup has 128 threads
 ADDRESS_MASK = 0x3FFF0  # of shared memory, in whole 16 bytes
 
@@ -34,14 +37,15 @@ ADDRESS_MASK = 0x3FFF0  # of shared memory, in whole 16 bytes
 class _Asm:
     """The text, operands and constraints of the instructions of one dot."""
 
-    def __init__(self, accumulators: Sequence[ir.Value], letter: str, *, fresh: bool) -> None:
-        self.count = len(accumulators)
-        self.operands = [] if fresh else list(accumulators)
-        self.constraints = [f"={letter}"] * self.count
+    def __init__(self, sums: _Sums, *, fresh: bool) -> None:
+        self.count = len(sums.values)
+        self.operands = [] if fresh else list(sums.values)
+        self.constraints = [f"={sums.letter}"] * self.count
         self.constraints += [str(index) for index in range(len(self.operands))]
         self.lines = [".reg .pred p, q;", "setp.eq.u32 p, 0, 0;", "setp.ne.u32 q, 0, 0;"]
         self.lines.append("wgmma.fence.sync.aligned;")
         self._numbers: dict[ir.Value, int] = {}
+        self._descriptors: dict[tuple[str, int], str] = {}
 
     def operand(self, value: ir.Value, letter: str) -> str:
         """How the text refers to an input."""
@@ -51,13 +55,24 @@ class _Asm:
             self.constraints.append(letter)
         return f"${self._numbers[value]}"
 
+    def descriptor(self, base: ir.Value, offset: int) -> str:
+        """base + offset, added up here: out of loops that do not change it, LLVM would move each
+        such sum, and hold it in two registers."""
+        name = self.operand(base, "l")
+        if not offset:
+            return name
+        if (name, offset) not in self._descriptors:
+            made = self._descriptors[name, offset] = f"d{len(self._descriptors)}"
+            self.lines += [f".reg .b64 {made};", f"add.s64 {made}, {name}, {offset};"]
+        return self._descriptors[name, offset]
+
     def accumulators(self, first: int, count: int) -> str:
         return "{" + ", ".join(f"${index}" for index in range(first, first + count)) + "}"
 
 
 def lower_warpgroup_dot(lowering: Lowering, op: ir.Operation) -> None:
     _, b, c = op.operands
-    element = op.results[0].type.element_type
+    sums, fresh = _Sums(lowering, c), _is_zero(lowering, c)
     right = _Operand(lowering, b, 1)
     left = _left_of(lowering, op, right.depth)
     step = STEP_BYTES // right.size
@@ -65,13 +80,11 @@ def lower_warpgroup_dot(lowering: Lowering, op: ir.Operation) -> None:
     parts = [steps]
     if isinstance(left, _Rows):
         parts = [part for part in (steps[: len(steps) // 2], steps[len(steps) // 2 :]) if part]
-    sums = lowering.held(c)
-    fresh = all(value == lowering.zero(element) for value in sums)
     for number, part in enumerate(parts):
         if isinstance(left, _Rows):  # into registers that products of this part may still read
             _wait(lowering, len(parts) - 1)
             left.load([k // step for k in part])
-        asm = _Asm(sums, _letter(lowering, element), fresh=fresh and number == 0)
+        asm = _Asm(sums, fresh=fresh and number == 0)
         for k in part:
             scale = "q" if fresh and k == 0 else "p"
             if k == 0 and c in lowering.counted_sums:
@@ -80,13 +93,37 @@ def lower_warpgroup_dot(lowering: Lowering, op: ir.Operation) -> None:
         asm.lines.append("wgmma.commit_group.sync.aligned;")
         if "mt.in_flight" not in op.attributes and number == len(parts) - 1:
             asm.lines.append("wgmma.wait_group.sync.aligned 0;")
-        sums = lowering.asm(
+        sums.values = lowering.asm(
             "{\n" + "\n".join(asm.lines) + "\n}",
             ",".join([*asm.constraints, "~{memory}"]),
-            [element] * asm.count,
+            sums.types,
             asm.operands,
         )
-    lowering.set_registers(op.results[0], sums)
+    sums.become(op.results[0])
+
+
+class _Sums:
+    """The accumulator registers of a tile as instructions have them: those of f16 in pairs."""
+
+    def __init__(self, lowering: Lowering, value: ir.Value) -> None:
+        self._lowering = lowering
+        element = _element_of(value)
+        self._paired = element == lowering.f16
+        self.values = lowering.words(value) if self._paired else lowering.held(value)
+        self.types = [lowering.i32 if self._paired else element] * len(self.values)
+        self.letter = "f" if element == lowering.f32 else "r"  # their constraint
+
+    def become(self, result: ir.Value) -> None:
+        """Records them as the value of `result`."""
+        if self._paired:
+            self._lowering.set_words(result, self.values)
+        else:
+            self._lowering.set_registers(result, self.values)
+
+
+def _is_zero(lowering: Lowering, sums: ir.Value) -> bool:
+    zero = lowering.zero(_element_of(sums))
+    return all(value == zero for value in lowering.held(sums))
 
 
 def _add_step(
@@ -96,22 +133,36 @@ def _add_step(
     """The instructions at depth `k`; scale: whether they add to what is in the registers."""
     (left, right), (rows, columns) = operands, op.results[0].type.shape
     step = STEP_BYTES // right.size
-    name = f"wgmma.mma_async.sync.aligned.m64n{columns}k{step}.{_kind(lowering, op)}"
-    signs = ", 1, 1" if op.results[0].type.element_type == lowering.f32 else ""
-    second = asm.operand(right.at(0, k), "l")
+    kind = f"k{step}.{_kind(lowering, op)}"
+    sum_type = op.results[0].type.element_type
+    signs = "" if sum_type == lowering.i32 else ", 1, 1"
     (warps, _) = ir.DenseI32ArrayAttr(op.attributes["mt.warps"])
     step_rows = 16 * warps  # the warpgroups lie along M, then the tile repeats
-    registers = columns // 2
+    registers = columns * width_of(sum_type) // 64
+    parts = [
+        (start * registers // columns, count, asm.descriptor(*right.at(start, k)))
+        for start, count in _column_parts(lowering, columns, registers)
+    ]
     for m in range(rows // step_rows):
         if isinstance(left, _Operand):
-            first = asm.operand(left.at(m * step_rows, k), "l")
+            first = asm.descriptor(*left.at(m * step_rows, k))
             orders = f", {left.transposed}, {right.transposed}"
         else:
             fragment = [asm.operand(word, "r") for word in left.words[m, k // step]]
             first, orders = "{" + ", ".join(fragment) + "}", f", {right.transposed}"
         orders = orders if right.size == 2 else ""  # others have only one
-        sums = asm.accumulators(m * registers, registers)
-        asm.lines.append(f"{name} {sums}, {first}, {second}, {scale}{signs}{orders};")
+        for start, count, second in parts:
+            sums = asm.accumulators(m * registers + start, count * registers // columns)
+            name = f"wgmma.mma_async.sync.aligned.m64n{count}{kind}"
+            asm.lines.append(f"{name} {sums}, {first}, {second}, {scale}{signs}{orders};")
+
+
+def _column_parts(lowering: Lowering, columns: int, registers: int) -> list[tuple[int, int]]:
+    """(first, number) of the columns of each instruction: ptxas wants its `registers` to be fewer
+    than a thread has at the launch, which three warpgroups and a producer have 128 of."""
+    if registers <= MOST_OF_THREE or lowering.consumer_warps < 12:
+        return [(0, columns)]
+    return [(0, PART), (PART, columns - PART)]
 
 
 class _Operand:
@@ -133,15 +184,10 @@ class _Operand:
         unit = lowering.shr(lowering.and_(address, ADDRESS_MASK), 4)
         wide = lowering.op("arith.extui", lowering.i64, (unit,))
         self._base = lowering.or_(wide, _signed(found.constant))
-        self._made: dict[int, ir.Value] = {}
 
-    def at(self, free: int, depth: int) -> ir.Value:
-        """i64 descriptor of the sub-tile at (free, depth)."""
-        offset = self._descriptor.offset(free, depth) // 16
-        if offset not in self._made:
-            base = self._base
-            self._made[offset] = self._lowering.add(base, offset) if offset else base
-        return self._made[offset]
+    def at(self, free: int, depth: int) -> tuple[ir.Value, int]:
+        """The descriptor of the sub-tile at (free, depth): an i64 and what to add to it."""
+        return self._base, self._descriptor.offset(free, depth) // 16
 
 
 def _kind(lowering: Lowering, op: ir.Operation) -> str:
@@ -155,13 +201,8 @@ def _kind(lowering: Lowering, op: ir.Operation) -> str:
             names.append("tf32")
         else:
             names.append(fp8_name(element) if element.width == 8 else str(element))
-    is_float = op.results[0].type.element_type == lowering.f32
-    return ".".join(["f32" if is_float else "s32", *names])
-
-
-def _letter(lowering: Lowering, element: ir.Type) -> str:
-    """The constraint of an accumulator register."""
-    return "f" if element == lowering.f32 else "r"
+    sums = op.results[0].type.element_type
+    return ".".join(["s32" if sums == lowering.i32 else str(sums), *names])
 
 
 def _signed(value: int) -> int:
@@ -256,20 +297,18 @@ def _element_of(value: ir.Value) -> ir.Type:
 
 def lower_warpgroup_result(lowering: Lowering, op: ir.Operation) -> None:
     """The accumulators go through the wait, so that no use of theirs can come before it."""
-    registers = lowering.held(op.operands[0])
-    count, element = len(registers), op.results[0].type.element_type
+    sums = _Sums(lowering, op.operands[0])
+    count = len(sums.values)
     constraints = (
-        [f"={_letter(lowering, element)}"] * count
-        + [str(index) for index in range(count)]
-        + ["~{memory}"]
+        [f"={sums.letter}"] * count + [str(index) for index in range(count)] + ["~{memory}"]
     )
-    results = lowering.asm(
+    sums.values = lowering.asm(
         f"wgmma.wait_group.sync.aligned {integer_attribute(op, 'pending')};",
         ",".join(constraints),
-        [element] * count,
-        registers,
+        sums.types,
+        sums.values,
     )
-    lowering.set_registers(op.results[0], results)
+    sums.become(op.results[0])
 
 
 def lower_warpgroup_wait(lowering: Lowering, op: ir.Operation) -> None:

@@ -77,3 +77,17 @@ def assume(cond: Any) -> None:
     if cond.is_tile:
         raise BadCondition("tl.assume", kind_of(cond))
     e.effect("mt.assume", [to_bool(e, to_tensor(e, cond))])
+
+
+@builtin
+def gdc_wait() -> None:
+    """Waits until the kernel before this one in the stream has ended and its writes are visible;
+    under the launch option launch_pdl this one may have started before."""
+    emitter().effect("mt.grid_wait")
+
+
+@builtin
+def gdc_launch_dependents() -> None:
+    """Lets the next kernel in the stream, if it has launch_pdl, start once all programs came here
+    or ended. What this one writes is there after that kernel's gdc_wait."""
+    emitter().effect("mt.grid_launch")

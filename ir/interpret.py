@@ -18,6 +18,7 @@ from minitriton.ir.dialect import PtrType
 from minitriton.ir.mlir import ir
 from minitriton.ir.tensor_map_specs import read_specs
 from minitriton.ir.terms import evaluate
+from minitriton.ir.warp_roles import ROW_GROUPS
 
 
 class Memory(Protocol):
@@ -46,8 +47,12 @@ def interpret(
         for a, formal in zip(arguments, block.arguments, strict=True)
     ]
     specs = read_specs(module.operation)
+    attributes = module.operation.attributes
+    groups = ir.IntegerAttr(attributes[ROW_GROUPS]).value if ROW_GROUPS in attributes else 1
     for z, y, x in itertools.product(*(range(n) for n in reversed(grid))):
-        Program((x, y, z), grid, memory, values, specs).run_block(block, values)
+        for group in range(groups):
+            program = Program((x, y, z), grid, memory, values, specs, group)
+            program.run_block(block, values)
 
 
 def _argument(value: Any, dtype: type) -> np.ndarray:
@@ -57,13 +62,14 @@ def _argument(value: Any, dtype: type) -> np.ndarray:
 
 
 class Program:
-    """One program instance: its values by SSA name, its place in the grid."""
+    """One program instance: its values by SSA name, its place in the grid; group: of those that
+    share its rows."""
 
     def __init__(
         self, ids: Sequence[int], grid: Sequence[int], memory: Memory,
-        arguments: Sequence[Any] = (), tensor_maps: Sequence[dict[str, Any]] = (),
+        arguments: Sequence[Any] = (), tensor_maps: Sequence[dict[str, Any]] = (), group: int = 0,
     ) -> None:  # fmt: skip
-        self.ids, self.grid, self.memory = ids, grid, memory
+        self.ids, self.grid, self.memory, self.group = ids, grid, memory, group
         self.arguments, self.tensor_maps = arguments, tensor_maps
         self.values: dict[ir.Value, Any] = {}
 
@@ -242,7 +248,8 @@ def _tma_copy(program: Program, op: ir.Operation, operands: list[Any]) -> Sequen
         return []
     addresses, inside, size = _box(program, op, buffer.shape, coordinates)
     element = meaning.scalar_type(op.operands[0].type)
-    tile = np.zeros(buffer.shape, meaning.numpy_type(element))
+    fills_with_nan = program.tensor_maps[_integer(op, "map")]["fill"] == "nan"
+    tile = np.full(buffer.shape, np.nan if fills_with_nan else 0, meaning.numpy_type(element))
     if inside.any():
         tile[inside] = meaning.from_bits(program.memory.read(addresses[inside], size), element)
     buffer[...] = tile
@@ -359,6 +366,7 @@ RULES: dict[str, Rule] = {
     "mt.scan": _scan, "scf.for": _for, "scf.if": _if, "scf.while": _while,
     "mt.async_copy": _async_copy, "mt.local_alloc": _local_alloc, "mt.local_store": _local_store,
     "mt.precise": _precise, "mt.fp_cast": _fp_cast, "mt.splat": _broadcast,
+    "mt.unsplat": lambda p, op, v: [v[0].flat[0]],
     "mt.broadcast": _broadcast, "mt.hint": _same, "mt.convert_layout": _same,
     "mt.local_load": lambda p, op, v: [np.array(v[0])],
     "mt.mem_index": lambda p, op, v: [v[0][int(v[1])]],
@@ -368,7 +376,7 @@ RULES: dict[str, Rule] = {
     "mt.cta_id": lambda p, op, v: [
         np.int32(p.ids[0] + p.grid[0] * (p.ids[1] + p.grid[1] * p.ids[2]))],
     "mt.cta_count": lambda p, op, v: [np.int32(np.prod(p.grid))],
-    "mt.group_id": lambda p, op, v: [np.int32(0)],
+    "mt.group_id": lambda p, op, v: [np.int32(p.group)],
     "mt.group_count": lambda p, op, v: [np.int32(1)],
     "mt.make_range": lambda p, op, v: [
         np.arange(_integer(op, "start"), _integer(op, "end"), dtype=np.int32)],
@@ -385,7 +393,8 @@ RULES: dict[str, Rule] = {
     "arith.select": lambda p, op, v: [np.where(*v).astype(np.asarray(v[1]).dtype)],
     "math.fma": lambda p, op, v: [meaning.round_to(
         v[0].astype(np.float64) * v[1] + v[2], meaning.scalar_type(op.results[0].type))],
-    "mt.assume": _nothing, "mt.barrier": _nothing, "mt.print": _nothing, "mt.assert": _nothing,
+    "mt.assume": _nothing, "mt.barrier": _nothing, "mt.grid_wait": _nothing,
+    "mt.grid_launch": _nothing, "mt.print": _nothing, "mt.assert": _nothing,
     "mt.async_commit": _nothing, "mt.async_wait": _nothing, "mt.local_dealloc": _nothing,
     "mt.tma_store": _tma_store, "mt.tma_store_wait": _nothing,
     "mt.tma_copy": _tma_copy, "mt.tma_multicast": _tma_multicast,

@@ -54,12 +54,13 @@ class SplitWarpsOp(MT.Operation, name="split_warps"):
 
 
 class TurnWaitOp(MT.Operation, name="turn_wait"):
-    """Waits until the other of two warpgroups has passed the turn to multiply. With `mt.group`, a
-    number, only that warpgroup does."""
+    """Waits until another warpgroup has passed the turn to multiply. With `mt.group`, a number,
+    only that warpgroup does."""
 
 
 class TurnPassOp(MT.Operation, name="turn_pass"):
-    """Passes the turn to the other of two warpgroups. With `mt.group` only that one does."""
+    """Passes the turn to the next warpgroup, the last one to the first. With `mt.group` only that
+    one does."""
 
 
 class HintOp(MT.Operation, name="hint"):
@@ -88,6 +89,15 @@ class ClusterBarrierOp(MT.Operation, name="cluster_barrier"):
     After split_warps it is the last op."""
 
 
+class GridWaitOp(MT.Operation, name="grid_wait"):
+    """Waits until the kernel before this one in the stream has ended and its writes are visible.
+    Nothing that reads or writes global memory moves across."""
+
+
+class GridLaunchOp(MT.Operation, name="grid_launch"):
+    """This program no longer minds if the next kernel in the stream starts."""
+
+
 class AssertOp(MT.Operation, name="assert"):
     """Stops the program with `message` where an i1 (scalar or tile) is false and the mask true.
 
@@ -107,6 +117,6 @@ class PrintOp(MT.Operation, name="print"):
 
 PURE = (ProgramIdOp, NumProgramsOp, CtaIdOp, CtaCountOp, GroupIdOp, GroupCountOp, HintOp)
 OPS = (
-    *PURE, SplitWarpsOp, TurnWaitOp, TurnPassOp, AssumeOp, BarrierOp, ClusterBarrierOp, AssertOp,
-    PrintOp,
+    *PURE, SplitWarpsOp, TurnWaitOp, TurnPassOp, AssumeOp, BarrierOp, ClusterBarrierOp, GridWaitOp,
+    GridLaunchOp, AssertOp, PrintOp,
 )  # fmt: skip

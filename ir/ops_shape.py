@@ -33,6 +33,22 @@ class SplatOp(MT.Operation, name="splat"):
         )
 
 
+class UnsplatOp(MT.Operation, name="unsplat"):
+    """The value of a tile whose elements are all equal: every thread takes one that it holds."""
+
+    value: Operand[Any]
+    result: Result[Any]
+
+    @verifier
+    def verify_invariants(op: Any) -> bool:
+        source, result = op.operands[0].type, op.results[0].type
+        return check(
+            op,
+            (shape_of(source) is not None, "operand must be a tile"),
+            (element_of(source) == result, f"element of {source} is not {result}"),
+        )
+
+
 class ExpandDimsOp(MT.Operation, name="expand_dims"):
     """Inserts a dimension of size 1 at `axis`."""
 
@@ -145,7 +161,7 @@ class ConvertLayoutOp(MT.Operation, name="convert_layout"):
 
 
 PURE = (
-    MakeRangeOp, SplatOp, ExpandDimsOp, BroadcastOp, ReshapeOp, TransOp, JoinOp, SplitOp, CatOp,
-    NarrowOp, ConvertLayoutOp,
+    MakeRangeOp, SplatOp, UnsplatOp, ExpandDimsOp, BroadcastOp, ReshapeOp, TransOp, JoinOp, SplitOp,
+    CatOp, NarrowOp, ConvertLayoutOp,
 )  # fmt: skip
 OPS = PURE

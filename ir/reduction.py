@@ -13,7 +13,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from minitriton.ir import f2
-from minitriton.ir.axis import CrossWarp, axis_bits, cross_warp, register_lines
+from minitriton.ir.axis import (
+    SCRATCH_ALIGNMENT,
+    CrossWarp,
+    axis_bits,
+    cross_warp,
+    register_lines,
+)
 from minitriton.ir.linear_layout import DISTRIBUTED, LinearLayout, log2_exact, normalize_dim
 
 if TYPE_CHECKING:
@@ -29,6 +35,7 @@ class ReductionPlan:
     1. groups: per register that `result` has, the source registers to fold, in axis order.
     2. lane_masks: fold with the value of lane ^ mask (shfl.bfly), mask by mask.
     3. cross_warp: write the partial, barrier, read and fold `count` partials; None if not needed.
+       Of many, each of `readers` lanes in a row reads an equal part and folds it with the others'.
     Afterwards every thread holds the result in layout `result` = source.slice(axis).
     """
 
@@ -36,10 +43,16 @@ class ReductionPlan:
     groups: tuple[tuple[int, ...], ...]
     lane_masks: tuple[int, ...]
     cross_warp: CrossWarp | None
+    readers: int = 1
 
     @property
     def scratch_bytes(self) -> int:
         return self.cross_warp.scratch_bytes if self.cross_warp else 0
+
+    @property
+    def reader_masks(self) -> tuple[int, ...]:
+        """The lanes to fold with, as in lane_masks, after a lane folded the partials it read."""
+        return tuple(1 << bit for bit in range(log2_exact(self.readers)))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -53,12 +66,20 @@ def plan_reduction(
     """
     axis = normalize_dim(axis, layout.rank)
     bits = axis_bits(layout, axis)
+    exchange = cross_warp(layout, axis, bits, elem_bytes)
     return ReductionPlan(
         layout.slice(axis),
         register_lines(layout, axis, bits),
         tuple(1 << bit for bit, _ in bits.lane),
-        cross_warp(layout, axis, bits, elem_bytes),
+        exchange,
+        1 if exchange is None else _readers(exchange, max(elem_bytes)),
     )
+
+
+def _readers(exchange: CrossWarp, elem_bytes: int) -> int:
+    """As few lanes as read all in one access each, where it takes one lane four and more."""
+    accesses = exchange.count * elem_bytes // SCRATCH_ALIGNMENT
+    return accesses if accesses >= 4 and not any(exchange.lane_bases) else 1
 
 
 @dataclass(frozen=True)
@@ -193,7 +214,13 @@ def simulate_reduction(plan: ReductionPlan, values: np.ndarray, combine: Combine
     for mask in plan.lane_masks:
         partial = combine(partial, partial[:, lanes ^ mask])
     if plan.cross_warp:
-        partial = functools.reduce(combine, _exchange(plan.cross_warp, partial))
+        found = _exchange(plan.cross_warp, partial)
+        part = plan.cross_warp.count // plan.readers
+        start = (lanes % plan.readers * part)[None, None, :, None]
+        mine = [np.take_along_axis(found, start + w, 0)[0] for w in range(part)]
+        partial = functools.reduce(combine, mine)
+    for mask in plan.reader_masks:
+        partial = combine(partial, partial[:, lanes ^ mask])
     return partial
 
 

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 
 from minitriton.ir.diagnostics import CompileError, Diagnostic
 
+ROW_SPLIT_WARPS = 12  # of kernels whose rows three warpgroups share: passes/split_rows.py
 _AMPERE = frozenset({"mma_sync", "ldmatrix", "cp_async", "bf16", "tf32", "redux"})
 _ADA = _AMPERE | {"fp8_cvt", "fp8_mma"}
-_HOPPER = _ADA | {"wgmma", "tma", "mbarrier", "cluster", "setmaxnreg", "stmatrix", "atom_bf16"}
-_BLACKWELL = _ADA | {"tma", "mbarrier", "cluster", "stmatrix", "atom_bf16", "f32x2"}
+_HOPPER = _ADA | {"wgmma", "tma", "mbarrier", "cluster", "setmaxnreg", "stmatrix", "atom_bf16",
+                  "pdl"}  # fmt: skip
+_BLACKWELL = _ADA | {"tma", "mbarrier", "cluster", "stmatrix", "atom_bf16", "pdl", "f32x2"}
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ Each is a dict that `runtime/tensor_maps.py` turns into a map at launch:
 base (number of the kernel's argument), offset, strides (of dimensions 1 and up), sizes (None: no
 end is known), all in elements; box (elements), swizzle and element_bytes (bytes), element (type;
 "tf32" is f32 that copies round to that); dimensions inner first; non_negative (arguments that must
-not be negative); spans (whether the last dimension ends where the argument's memory does), signed
-(whether its coordinate may be negative, so that no memory may be there). Offset, strides and sizes
-are sums of products (ir/terms.py).
+not be negative); fill ("zero" or "nan": what loads give outside the sizes); spans (whether the last
+dimension ends where the argument's memory does), signed (whether its coordinate may be negative, so
+that no memory may be there). Offset, strides and sizes are sums of products (ir/terms.py).
 """
 
 from __future__ import annotations

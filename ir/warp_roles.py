@@ -11,6 +11,12 @@ PRODUCER_SUFFIX = "_producer"  # of the function with all that it runs
 # (1 if missing), and how many bytes of shared memory each has for itself.
 GROUPS = "mt.consumer_groups"
 GROUP_BYTES = "mt.group_bytes"
+# Module attribute: so many groups share the programs, each has a part of their rows.
+ROW_GROUPS = "mt.row_groups"
+# Registers of a thread that holds tiles, by how many warpgroups do; PRODUCER_REGISTERS of another.
+# In all no more than at the launch.
+CONSUMER_REGISTERS = {2: 240, 3: 160}
+PRODUCER_REGISTERS = 24
 
 
 def producer_of(module: ir.Module) -> ir.Operation | None:

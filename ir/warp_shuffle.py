@@ -69,6 +69,15 @@ class WarpShuffle:
         identity = all(basis == 1 << bit for bit, basis in enumerate(self.lane_bases))
         return identity and not any(self.warp_bases)
 
+    def segment_mask(self, fetch: Round) -> int | None:
+        """The bits of the lane that the source lane shares with it, if the others are those of the
+        round's constant: shfl.idx takes them from its segment mask. None where that is not so."""
+        own = sum(basis for bit, basis in enumerate(self.lane_bases) if basis == 1 << bit)
+        others = any(basis & ~own for basis in self.lane_bases)
+        if others or sum(self.lane_bases) != own or any(self.warp_bases):
+            return None
+        return None if fetch.lane_constant & own else own
+
 
 def plan_shuffle(where: LinearLayout, dst: LinearLayout, bits: int) -> WarpShuffle | None:
     """Shuffles for `where` = src.invert_and_compose(dst), which must keep data in its warp.

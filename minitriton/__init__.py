@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from minitriton.compiled import CompiledKernel
     from minitriton.frontend.source import constexpr_function
     from minitriton.ir.diagnostics import CompileError, InternalError, MiniTritonError
-    from minitriton.jit import Kernel, jit
+    from minitriton.jit import Kernel, jit, reload_switches
     from minitriton.runtime.arguments import TensorWrapper, reinterpret
     from minitriton.runtime.driver import CudaError, DeviceLostError, OutOfResources
     from minitriton.sizes import cdiv, next_power_of_2
@@ -46,6 +46,7 @@ _HOMES = {
     "constexpr_function": "minitriton.frontend.source",
     "next_power_of_2": "minitriton.sizes",
     "reinterpret": "minitriton.runtime.arguments",
+    "reload_switches": "minitriton.jit",
     "set_allocator": "minitriton.workspace",
 }
 _MODULES = ("kernels", "language", "testing", "tools")
@@ -68,6 +69,7 @@ __all__ = [
     "jit",
     "next_power_of_2",
     "reinterpret",
+    "reload_switches",
     "set_allocator",
 ]
 

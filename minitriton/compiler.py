@@ -19,7 +19,7 @@ from minitriton.compiled import CompiledKernel
 from minitriton.dump import Dump
 from minitriton.frontend.signature import Specialization
 from minitriton.ir.diagnostics import InternalError, MiniTritonError, SharedMemoryExceeded
-from minitriton.ir.target import Target
+from minitriton.ir.target import ROW_SPLIT_WARPS, Target
 from minitriton.runtime import assembler, cache
 
 KEY_FORMAT = 1
@@ -226,6 +226,7 @@ def compile_kernel(
     """
     settings = options.read() if settings is None else settings
     standard = stages is None or stages.cacheable
+    optional = spec.num_warps != ROW_SPLIT_WARPS  # may the kernel do without a producer warp?
     store = disk_cache(settings) if standard else cache.DiskCache(None)
     key = key_text(source, spec, target, settings)
     compiled = dump = None
@@ -241,7 +242,7 @@ def compile_kernel(
         try:
             ptx, metadata = lower_kernel(source, spec, target, chosen, observers)
         except SharedMemoryExceeded:  # the slots of a producer warp live as long as the kernel
-            if not (standard and settings.specialize):
+            if not (standard and settings.specialize and optional):
                 raise
             return _unspecialized(source, spec, target, settings, cubin, store, key)
         compiled = CompiledKernel(source, spec, target, ptx, metadata, None)
@@ -252,7 +253,7 @@ def compile_kernel(
     )
     if cubin:
         compiled.assemble()
-        if standard and compiled.serialized and settings.specialize:
+        if standard and compiled.serialized and settings.specialize and optional:
             compiled = _unspecialized(source, spec, target, settings, cubin, store, key)
     elif not compiled.from_cache:
         store.put(key, compiled.entry())

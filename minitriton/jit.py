@@ -11,6 +11,7 @@ import inspect
 import struct
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
@@ -49,6 +50,19 @@ launch_hooks: list[Callable[[LaunchInfo], Callable[[], None] | None]] = []
 compile_hooks: list[Callable[[CompiledKernel], None]] = []
 
 
+_kernels: weakref.WeakSet[Kernel] = weakref.WeakSet()
+
+
+def reload_switches() -> None:
+    """Have the next launch of each kernel look at the MINITRITON_* variables again.
+
+    Launches on a GPU of a kind already seen do not: reading variables takes as long as a launch.
+    What was compiled under other switches stays in memory, so that going back costs nothing.
+    """
+    for kernel in list(_kernels):
+        kernel._seen.clear()
+
+
 class _NoTensor:
     """Stands for torch.Tensor while torch is not imported."""
 
@@ -81,6 +95,7 @@ class Kernel:
         self._unchanged: Callable[[], bool] | None = None
         self._text: tuple[str, Callable[[], bool] | None] = "", None  # cache_text, while it holds
         self.pre_run_hooks: list[Callable[..., None]] = []
+        _kernels.add(self)
 
     @property
     def name(self) -> str:

@@ -1,7 +1,7 @@
 """What the environment asks for: the only reader of MINITRITON_* variables.
 
 `read()` looks at the environment anew; compiling, the emulator and the CLI call it once per piece
-of work, and nothing on the launch path does.
+of work, and nothing on the launch path of a GPU does (`jit.reload_switches`).
 """
 
 from __future__ import annotations

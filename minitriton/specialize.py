@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from minitriton.frontend.signature import ParamSpec, Specialization, value_text
+from minitriton.ir.target import ROW_SPLIT_WARPS
 from minitriton.runtime.arguments import (
     HOST,
     Argument,
@@ -258,7 +259,10 @@ def _unknown(kernel: str, name: str) -> None:
 
 def _checked(kernel: str, name: str, value: Any) -> int:
     rules = {
-        "num_warps": (1 <= value <= 32 and value & (value - 1) == 0, "a power of two from 1 to 32"),
+        "num_warps": (
+            value == ROW_SPLIT_WARPS or (1 <= value <= 32 and value & (value - 1) == 0),
+            f"a power of two from 1 to 32, or {ROW_SPLIT_WARPS}",
+        ),
         "num_stages": (0 <= value <= 32, "from 0 to 32"),
         "num_ctas": (value in (1, 2), "1 or 2 (CTAs of a cluster, which share copies)"),
         "maxnreg": (16 <= value <= 255, "from 16 to 255"),

@@ -5,7 +5,7 @@
             i+stages-1; reduce(local_load slot) }; wait for all
 
 While rows are reduced, the next ones are on their way; no barrier and no register is spent on it.
-Scalars that such a loop loads come an iteration ahead, in registers.
+Scalars of four bytes or more come along: each thread copies its own, so that none is waited for.
 Only where the loop itself has num_stages: the copies cost instructions, which loops bound by
 instructions lack, and shared memory. Requires: layouts. Ensures: the same values; copies past the
 last iteration are masked off.
@@ -19,23 +19,27 @@ from minitriton.ir.axis_analysis import AxisFacts, analyse
 from minitriton.ir.builder import Builder
 from minitriton.ir.conversion import storage_bits
 from minitriton.ir.dialect import element_of
-from minitriton.ir.encoding import layout_of
+from minitriton.ir.encoding import layout_of, tile_type
 from minitriton.ir.linear_layout import LinearLayout
 from minitriton.ir.mlir import ir
 from minitriton.ir.target import Target
 from minitriton.ir.types import bit_width
 from minitriton.passes.affine import AffineAnalysis
 from minitriton.passes.ahead_of_time import AheadOfTime, is_scalar_load
+from minitriton.passes.allocate_shared import bytes_with
 from minitriton.passes.global_order import may_overwrite
-from minitriton.passes.loop_arguments import give_results, with_arguments, yield_also
-from minitriton.passes.multi_buffer import SLT, Staged, compare, is_fixed, rewrite_loop
+from minitriton.passes.multi_buffer import Staged, is_fixed, rewrite_loop
 from minitriton.passes.op_classes import LOOPS, is_tile
 from minitriton.passes.remarks import add_remark
+from minitriton.passes.row_groups import row_groups
 from minitriton.passes.shared_usage import SHARED_RESERVE
 from minitriton.passes.simplify import drop_leftovers
 from minitriton.passes.tile_pass import PassOptions
 from minitriton.passes.traversal import (
     Value,
+    attributes_of,
+    block_of,
+    defining_op,
     int_attribute,
     is_used,
     kernel_of,
@@ -44,6 +48,7 @@ from minitriton.passes.traversal import (
 )
 
 COPY_BYTES = 16  # of a thread's copies: smaller ones cost too many instructions
+SCALAR_BYTES, MOST_SCALAR_BYTES = 4, 8  # what cp.async copies at least; the widest scalar
 _STAGES = "mt.num_stages"
 _DOTS = frozenset(("mt.dot", "mt.warpgroup_dot"))
 
@@ -75,52 +80,75 @@ def _rewrite(module: ir.Module, loop: ir.Operation, facts: AxisFacts, target: Ta
     staged = [s for load in loads if (s := _staged(load, facts, ahead)) is not None]
     if not staged:
         return False
-    room = target.max_shared_bytes - SHARED_RESERVE
-    stages = min(int_attribute(loop, _STAGES), room // sum(s.bytes for s in staged))
+    room, each = _room(module, target), sum(s.bytes for s in staged)
+    stages = min(int_attribute(loop, _STAGES), room // each)
     if stages < 2:
         return False
+    threads = 32 * int_attribute(module.operation, "mt.num_warps")
+    if ahead.loads and stages * (each + MOST_SCALAR_BYTES * threads * len(scalars)) <= room:
+        staged += _staged_scalars(module, scalars, staged, ahead)
     for s in staged:
         ahead.carry(list(s.load.operands)[:2])
     add_remark(module, loop, f"{len(staged)} loads copied ahead in {stages} stages by cp.async")
-    loop = rewrite_loop(module, loop, staged, ahead, AffineAnalysis(entry), stages)
-    if ahead.loads:
-        _carry_scalars(loop)
+    rewrite_loop(module, loop, staged, ahead, AffineAnalysis(entry), stages)
     return True
 
 
-def _carry_scalars(loop: ir.Operation) -> None:
-    """Loads the scalars of a loop that does not overwrite them for the next iteration each."""
-    ahead = AheadOfTime(loop, loads=False)
-    loads = [op for op in ops_of(ahead.body) if is_scalar_load(op) and is_used(op)]
-    loads = [op for op in loads if _depends_on_counter(ahead, list(op.operands))]
-    if not loads:
-        return
-    lower, upper, step = list(loop.operands)[:3]
-    first = Builder(ir.InsertionPoint(loop), loop.location)
-
-    def load_at(counter: Value, builder: Builder) -> list[Value]:
-        known = {ahead.induction: counter}
-        ahead.runs = compare(SLT, counter, upper, builder)
-        return [ahead.clone(op.results[0], known, builder) for op in loads]
-
-    new, arguments = with_arguments(loop, load_at(lower, first))
-    inside = Builder(ir.InsertionPoint.at_block_begin(ahead.body), loop.location)
-    following = load_at(inside.op("arith.addi", step.type, [ahead.induction, step]), inside)
-    for op, argument in zip(loads, arguments, strict=True):
-        op.results[0].replace_all_uses_with(argument)
-        op.erase()
-    yield_also(new, following)
-    give_results(loop, new)
-    loop.erase()
+def _room(module: ir.Module, target: Target) -> int:
+    """Bytes for the buffers of a loop; where groups have to share memory with a producer's slots,
+    of each."""
+    room, groups = target.max_shared_bytes - SHARED_RESERVE, row_groups(module)
+    return room if groups == 1 else (room - bytes_with(kernel_of(module), [], 1)) // groups
 
 
-def _depends_on_counter(ahead: AheadOfTime, values: list[Value]) -> bool:
-    """Whether the loop's counter and what does not change in it are all that `values` depend on."""
-    if not ahead.qualifies(values):
-        return False
-    ahead.carry(values)
-    found, ahead.carried = not ahead.carried, []
-    return found and not all(map(ahead.is_invariant, values))
+def _staged_scalars(
+    module: ir.Module, scalars: list[ir.Operation], staged: list[Staged], ahead: AheadOfTime
+) -> list[Staged]:
+    """Those of `scalars` that change from iteration to iteration, made tiles of one element a
+    thread; not what the addresses of other copies need, which is loaded ahead anyway."""
+    needed: set[ir.Operation] = set()
+    for s in staged:
+        _collect_loads(list(s.load.operands)[:2], ahead.body, needed)
+    layout = _one_each(32 * int_attribute(module.operation, "mt.num_warps"))
+    slot = LinearLayout.shared(layout.shape, [(n,) for n in _powers(layout.shape[0])])
+    found = []
+    for load in reversed(scalars):  # what an address needs comes before it
+        size = storage_bits(bit_width(load.results[0].type)) // 8
+        able = is_scalar_load(load) and load not in needed and ahead.qualifies(load.operands)
+        if able and is_used(load) and size >= SCALAR_BYTES and not is_fixed(load, ahead):
+            _collect_loads(list(load.operands), ahead.body, needed)
+            tile = _as_tile(load, layout)
+            found.append(Staged(tile, slot, layout.shape[0] * size, private=True))
+    return found
+
+
+def _collect_loads(values: list[Value], body: ir.Block, found: set[ir.Operation]) -> None:
+    """The loads in `body` that `values` are computed from."""
+    for value in values:
+        op = None if block_of(value) != body else defining_op(value)
+        if op is not None and op not in found:
+            if op.name == "mt.load":
+                found.add(op)
+            _collect_loads(list(op.operands), body, found)
+
+
+def _one_each(threads: int) -> LinearLayout:
+    """Element number t belongs to thread t."""
+    bits = [(n,) for n in _powers(threads)]
+    return LinearLayout.distributed((threads,), [], bits[:5], bits[5:])
+
+
+def _as_tile(load: ir.Operation, layout: LinearLayout) -> ir.Operation:
+    """Replaces the load of a scalar by that of a tile in which all elements are that scalar."""
+    builder = Builder(ir.InsertionPoint(load), load.location)
+    operands = [builder.op("mt.splat", tile_type(v.type, layout), [v]) for v in load.operands]
+    attributes = attributes_of(load)
+    attributes.pop("operandSegmentSizes")
+    element = load.results[0].type
+    tile = builder.op("mt.load", tile_type(element, layout), operands, attributes)
+    load.results[0].replace_all_uses_with(builder.op("mt.unsplat", element, [tile]))
+    load.erase()
+    return tile.owner.operation
 
 
 def _staged(load: ir.Operation, facts: AxisFacts, ahead: AheadOfTime) -> Staged | None:

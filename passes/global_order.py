@@ -123,6 +123,15 @@ def _side(op: ir.Operation, branch: ir.Operation) -> int:
     return blocks.index(op.block)
 
 
+def innermost_loop(op: ir.Operation) -> ir.Operation | None:
+    """The loop around `op` that is in no other around it."""
+    while op.name != "func.func":
+        op = op.parent.operation
+        if op.name in LOOPS:
+            return op
+    return None
+
+
 def outermost_loop(op: ir.Operation) -> ir.Operation | None:
     """The loop around `op` that no other is around."""
     found = None

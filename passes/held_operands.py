@@ -28,9 +28,9 @@ from minitriton.passes.traversal import (
     ops_of,
     walk,
 )
-from minitriton.passes.warpgroup_dots import fits
+from minitriton.passes.warpgroup_dots import fits, result_words
 
-REGISTERS = 168  # per thread, for results and operands of the dots of a loop, of some 240
+OTHER_REGISTERS = 72  # per thread, beside results and operands of the dots of a loop
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,11 @@ class Brought:
                     op.erase()
 
 
-def bring_in(loop: ir.Operation, entry: ir.Block, warps: int) -> Brought | None:
+def bring_in(loop: ir.Operation, entry: ir.Block, warps: int, registers: int) -> Brought | None:
     """Copies such loads to the beginning of the body; None where nothing qualifies.
 
-    loop: a scf.for whose dots have layouts; entry: the kernel's body; warps: that hold tiles.
+    loop: a scf.for whose dots have layouts; entry: the kernel's body; warps: that hold tiles;
+    registers: of one of their threads.
     """
     body = loop.regions[0].blocks[0]
     dots = [op for op in ops_of(body) if fits(op)]
@@ -70,9 +71,9 @@ def bring_in(loop: ir.Operation, entry: ir.Block, warps: int) -> Brought | None:
     uses = [use for use in uses if _may_move(use.chain[0], loop, entry)]
     if not uses:
         return None
-    results = sum(prod(dot.results[0].type.shape) for dot in dots)
+    results = sum(map(result_words, dots))
     held = sum(_words(load) for load in dict.fromkeys(use.chain[0] for use in uses))
-    if results + held <= REGISTERS * 32 * warps:
+    if results + held <= (registers - OTHER_REGISTERS) * 32 * warps:
         return None
     before = []
     copies: dict[tuple[ir.Operation, ...], ir.Operation] = {}

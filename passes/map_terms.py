@@ -47,6 +47,7 @@ def describe(
         "element_bytes": size,
         "element": str(element),
         "non_negative": sorted(plan.non_negative),
+        "fill": plan.fill,
     }
 
 

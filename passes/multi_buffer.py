@@ -40,7 +40,8 @@ EQ, NE, SLT = 0, 1, 2  # arith.cmpi predicates
 
 @dataclass(frozen=True)
 class Staged:
-    """A load to be multi-buffered, the shared layout of its slots, bytes of one.
+    """A load to be multi-buffered, the shared layout of its slots, bytes of one. tiles: in a slot,
+    one for each of the groups that share a program's rows.
 
     alignment: that of the buffer where wgmma is to read it, else 1. map: of the tensor, if TMA is
     to copy it; order: the load's dimensions, fastest first. private: every thread reads what it
@@ -54,6 +55,7 @@ class Staged:
     map: MapPlan | None = None
     order: tuple[int, ...] = ()
     private: bool = False
+    tiles: int = 1
 
 
 class _Buffer:

@@ -19,11 +19,12 @@ MOVES = frozenset(("mt.convert_layout", "mt.trans"))
 MEMORY_ACCESS = frozenset(("mt.load", "mt.store", "mt.atomic_rmw", "mt.atomic_cas"))
 # Ops after which values read from global memory before may be stale.
 MAY_WRITE = frozenset(
-    ("mt.store", "mt.atomic_rmw", "mt.atomic_cas", "mt.barrier", "scf.while", "scf.for", "scf.if")
-)
+    ("mt.store", "mt.atomic_rmw", "mt.atomic_cas", "mt.barrier", "mt.grid_wait", "scf.while",
+     "scf.for", "scf.if")
+)  # fmt: skip
 # Ops through which a loop may overwrite what its loads read.
 WRITES_IN_LOOP = frozenset(
-    ("mt.store", "mt.atomic_rmw", "mt.atomic_cas", "mt.barrier", "scf.while")
+    ("mt.store", "mt.atomic_rmw", "mt.atomic_cas", "mt.barrier", "mt.grid_wait", "scf.while")
 )
 LOOPS = frozenset(("scf.for", "scf.while"))
 DIVISIONS = frozenset(f"arith.{name}" for name in ("divsi", "divui", "remsi", "remui"))

@@ -21,6 +21,7 @@ from minitriton.passes import (
     producer_slice,
     simplify,
     sink_past_products,
+    split_rows,
     tma_stores,
     verify_layouts,
 )
@@ -50,6 +51,7 @@ def tile_pipeline(target: Target, options: PassOptions | None = None) -> list[Bo
     settings = options or PassOptions()
     check = [Pass("verify_layouts", verify_layouts.run)] if settings.check else []
     steps = [
+        Pass("split_rows", split_rows.run),
         Pass("simplify", simplify.run),
         Pass("fuse_reductions", fuse_reductions.run),
         Pass("orient_dots", orient_dots.run),

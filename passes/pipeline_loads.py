@@ -33,6 +33,7 @@ from minitriton.passes.held_operands import Brought, bring_in
 from minitriton.passes.multi_buffer import Staged, is_fixed, rewrite_loop
 from minitriton.passes.op_classes import is_elementwise, is_tile, widens
 from minitriton.passes.remarks import add_remark
+from minitriton.passes.row_groups import registers
 from minitriton.passes.shared_usage import SHARED_RESERVE
 from minitriton.passes.simplify import drop_leftovers
 from minitriton.passes.tensor_maps import NotAffine
@@ -40,6 +41,7 @@ from minitriton.passes.tensor_maps import plan as plan_map
 from minitriton.passes.tile_pass import PassOptions
 from minitriton.passes.tma_copies import atoms_of
 from minitriton.passes.traversal import (
+    fills_with_nan,
     fills_with_zero,
     int_array,
     int_attribute,
@@ -70,7 +72,7 @@ def run(module: ir.Module, target: Target, options: PassOptions) -> None:
     warps = WarpSplit(module, target, options)
     counts = [int_attribute(loop, "mt.num_stages", default) for loop in loops]
     held = [
-        bring_in(loop, entry, num_warps) if wgmma and stages > 1 else None
+        bring_in(loop, entry, num_warps, registers(module)) if wgmma and stages > 1 else None
         for loop, stages in zip(loops, counts, strict=True)
     ]
     for loop, stages, brought in zip(loops, counts, held, strict=True):
@@ -79,6 +81,8 @@ def run(module: ir.Module, target: Target, options: PassOptions) -> None:
             brought.put_back()
             done = _pipeline(module, loop, stages, facts, target, wgmma, tma, warps)
         changed |= done
+        if not done:
+            warps.check_left(loop)
     warps.finish()
     if changed:
         drop_leftovers(module, options)
@@ -124,6 +128,8 @@ def _pipeline(
         return False
     if warps.take(loop, staged, fixed, ahead, analysis, stages):
         return True
+    if warps.must_take:
+        return False
     padding = sum(s.alignment for s in staged if s.bytes % s.alignment)
     room = target.max_shared_bytes - SHARED_RESERVE - padding - sum(s.bytes for s in fixed)
     fitting = max(0, room) // per_stage
@@ -175,8 +181,10 @@ def _staged(module: ir.Module, feeding: list[ir.Operation], facts: _Facts) -> li
         if found:
             unrounded += found
             continue
-        narrow = [s.load for s in staged if s.map is None and _is_narrow(s.load, facts.axis)]
-        if not narrow:
+        plain = [s.load for s in staged if s.map is None]
+        filled = [load for load in plain if not fills_with_zero(load)]
+        narrow = [load for load in plain if _is_narrow(load, facts.axis) and load not in filled]
+        if not (narrow or filled):
             for load, why in reasons.items():
                 add_remark(module, load, f"load not by TMA: {why}")
             return staged
@@ -184,15 +192,17 @@ def _staged(module: ir.Module, feeding: list[ir.Operation], facts: _Facts) -> li
             dim, width = _fastest(load, facts.axis)
             reason = f"only {width} contiguous bytes along dimension {dim} are proved"
             add_remark(module, load, f"load not pipelined: {reason}")
-        chosen = [load for load in chosen if load not in narrow]
+        for load in filled:
+            add_remark(module, load, "load not pipelined: only TMA fills with NaN")
+        chosen = [load for load in chosen if load not in narrow + filled]
 
 
 def _refusal(load: ir.Operation, ahead: AheadOfTime) -> str | None:
     """Why a load cannot become an asynchronous copy; None if it can."""
     if "volatile" in load.attributes:
         return "it is volatile"
-    if not fills_with_zero(load):
-        return "masked elements are not zero"
+    if not (fills_with_zero(load) or fills_with_nan(load)):
+        return "masked elements are neither zero nor NaN"
     if not ahead.qualifies(list(load.operands)[:2]):
         return "its address or mask depends on values loaded or computed in the loop"
     return None

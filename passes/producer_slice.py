@@ -10,9 +10,10 @@ passes, writes them down as a second function of the module, `<kernel>_producer`
 from __future__ import annotations
 
 from minitriton.ir.builder import Builder
+from minitriton.ir.diagnostics import InternalError
 from minitriton.ir.mlir import ir
 from minitriton.ir.target import Target
-from minitriton.ir.warp_roles import PRODUCER, PRODUCER_SUFFIX
+from minitriton.ir.warp_roles import PRODUCER, PRODUCER_SUFFIX, ROW_GROUPS
 from minitriton.passes.op_classes import MEMORY_ACCESS, is_pure, is_tile
 from minitriton.passes.tile_pass import PassOptions
 from minitriton.passes.traversal import (
@@ -118,6 +119,9 @@ def add_producer(module: ir.Module, target: Target, options: PassOptions) -> Non
     found = Slice()
     for op in roots:
         found.add(op)
+    shared = ROW_GROUPS in module.operation.attributes
+    if shared and any(op.name == "mt.group_id" for op in found.ops):
+        raise InternalError("producer_slice", "what it copies for a group is not known to be that")
     name = ir.StringAttr(function.attributes["sym_name"]).value + PRODUCER_SUFFIX
     attributes = {
         "sym_name": ir.StringAttr.get(name),

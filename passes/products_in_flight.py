@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from minitriton.ir.builder import Builder, i32_attr
-from minitriton.ir.dialect import MemType
+from minitriton.ir.dialect import MemType, element_of
 from minitriton.ir.mlir import ir
 from minitriton.passes.traversal import (
     Value,
@@ -23,6 +23,7 @@ from minitriton.passes.traversal import (
     block_of,
     defining_op,
     ops_of,
+    origin,
     terminator_of,
 )
 from minitriton.passes.warpgroup_dots import ADJACENT_ROWS
@@ -182,11 +183,14 @@ class _Plan:
         return min(owners, key=self.place.__getitem__)
 
     def _may_overwrite_left(self, dot: ir.Operation) -> bool:
-        """Whether A is in registers that the next iteration may write before it waits: those that
-        do not depend on another product."""
+        """Whether A is in registers that the next iteration may write before it waits: those of
+        another product, or that do not depend on one."""
         left = dot.operands[0]
         if isinstance(left.type, MemType) or block_of(left) != self.body:
             return False
+        maker, is_half = origin(left), isinstance(element_of(left.type), ir.F16Type)
+        if is_half and maker is not None and maker in self.dots:
+            return True  # sums of fp16 become a left operand as they are
         seen, pending = set(), [left]
         while pending:
             value = pending.pop()

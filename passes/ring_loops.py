@@ -47,7 +47,7 @@ from minitriton.passes.shared_usage import VIEWS
 from minitriton.passes.slots import barrier_at
 from minitriton.passes.tensor_maps import MapPlan
 from minitriton.passes.tma_copies import copy_boxes, described
-from minitriton.passes.traversal import Value, around_in, ops_of, terminator_of
+from minitriton.passes.traversal import Value, around_in, defining_op, ops_of, terminator_of
 from minitriton.passes.warpgroup_dots import use_warpgroups
 
 
@@ -62,9 +62,19 @@ class _Place:
     order: tuple[int, ...]
     bytes: int
     slot: LinearLayout
+    tiles: int
 
     def at(self, index: Value, builder: Builder) -> Value:
-        return self.ring.tile(self.index, index, builder)
+        """For those that hold tiles: their group's in slot number `index`."""
+        group = builder.op("mt.group_id", index.type) if self.tiles > 1 else None
+        return self.ring.tile(self.index, index, group, builder)
+
+    def of_groups(self, index: Value, builder: Builder) -> list[tuple[Value | None, Value]]:
+        """All tiles of slot number `index`, each with the number of its group if it has one."""
+        groups: list[Value | None] = [None]
+        if self.tiles > 1:
+            groups = [builder.constant(index.type, number) for number in range(self.tiles)]
+        return [(group, self.ring.tile(self.index, index, group, builder)) for group in groups]
 
 
 def groups_of(loop: ir.Operation, staged: Sequence[Staged]) -> list[list[Staged]]:
@@ -145,7 +155,7 @@ class Rows:
     def places(self) -> list[list[_Place]]:
         return [
             [
-                _Place(ring, index, s.load, s.map, s.order, s.bytes, s.slot)
+                _Place(ring, index, s.load, s.map, s.order, s.bytes, s.slot, s.tiles)
                 for index, s in enumerate(group)
             ]
             for ring, group in zip(self.rings.rings, self.groups, strict=True)
@@ -196,14 +206,28 @@ def _produce(
     builder.create("mt.mbarrier_expect", [], [full, always], mark | count)
     for place in group:
         number = add_spec(module.operation, described(place, analysis))
-        to = place.at(slot, builder)
-        copy = copy_boxes(place, to, full, always, number, analysis, rebuild, builder)
-        copy.attributes[PRODUCER] = ir.UnitAttr.get()
+        for own, to in place.of_groups(slot, builder):
+            found = _for_group(rebuild, own)
+            copy = copy_boxes(place, to, full, always, number, analysis, found, builder)
+            copy.attributes[PRODUCER] = ir.UnitAttr.get()
+
+
+def is_group_id(value: Value) -> bool:
+    """Whether a scalar is the number of the group of warps."""
+    maker = defining_op(value)
+    return maker is not None and maker.name == "mt.group_id"
+
+
+def _for_group(rebuild: Rebuild, group: Value | None) -> Rebuild:
+    """`rebuild` for the tile of a group: the producer copies for all of them."""
+    if group is None:
+        return rebuild
+    return lambda value: group if is_group_id(value) else rebuild(value)
 
 
 def _take_turns(loop: ir.Operation, flights: Flights) -> bool:
     """Where products are waited for before arithmetic, the warpgroups take turns: one multiplies
-    while the other calculates. A loop begins, and ends, with the turn of the first warpgroup
+    while others calculate. A loop begins, and ends, with the turn of the first warpgroup
     (`Rings.take_turns`). Whether they do.
     Source: Shah et al., FlashAttention-3, arXiv 2407.08608, section 3.1."""
     ops = ops_of(loop.regions[0].blocks[0])
@@ -293,7 +317,9 @@ def slots_of(groups: Sequence[Sequence[Staged]]) -> tuple[tuple[SlotSpec, ...], 
     return tuple(
         tuple(
             SlotSpec(
-                mem_type(s.slot.shape, s.load.results[0].type.element_type, s.slot), s.alignment
+                mem_type(s.slot.shape, s.load.results[0].type.element_type, s.slot),
+                s.alignment,
+                s.tiles,
             )
             for s in group
         )

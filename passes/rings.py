@@ -17,6 +17,7 @@ from minitriton.ir.encoding import mem_layout
 from minitriton.ir.mlir import ir
 from minitriton.ir.warp_roles import ALL_WARPS
 from minitriton.passes.loop_arguments import give_results, with_arguments, yield_also
+from minitriton.passes.row_groups import row_groups
 from minitriton.passes.slots import allocate_barriers, allocate_slots
 from minitriton.passes.traversal import (
     Value,
@@ -28,14 +29,17 @@ from minitriton.passes.traversal import (
 )
 
 PRODUCER_WARPS = 4  # one copies; setmaxnreg takes registers from whole warpgroups
+TURN_GROUPS = 2  # warpgroups that take turns, at least
 
 
 @dataclass(frozen=True)
 class SlotSpec:
-    """What a buffer's slots are: their type and the alignment of the first."""
+    """What a buffer's slots are: the type of a tile, the alignment of the first, and how many tiles
+    each has, for one group of warps each."""
 
     type: ir.Type
     alignment: int
+    tiles: int = 1
 
 
 @dataclass(frozen=True)
@@ -47,9 +51,15 @@ class Ring:
     full: Value
     empty: Value
 
-    def tile(self, index: int, slot: Value, builder: Builder) -> Value:
-        """Slot number `slot` of buffer number `index`."""
-        return builder.op("mt.mem_index", self.slots[index].type, [self.buffers[index], slot])
+    def tile(self, index: int, slot: Value, group: Value | None, builder: Builder) -> Value:
+        """Slot number `slot` of buffer number `index`; of several tiles that of a group."""
+        spec = self.slots[index]
+        if group is not None:
+            first = builder.op(
+                "arith.muli", slot.type, [slot, builder.constant(slot.type, spec.tiles)]
+            )
+            slot = builder.op("arith.addi", slot.type, [first, group])
+        return builder.op("mt.mem_index", spec.type, [self.buffers[index], slot])
 
 
 Groups = tuple[tuple[SlotSpec, ...], ...]
@@ -177,7 +187,7 @@ class Rings:
             self._module.operation.attributes["mt.producer_warps"] = warps
         setup = ops_of(self._split.block)[ops_of(self._split.block).index(self._split) - 1]
         builder = Builder(ir.InsertionPoint(setup), self._split.location)
-        warps = int_attribute(self._module.operation, "mt.num_warps")
+        warps = int_attribute(self._module.operation, "mt.num_warps") * row_groups(self._module)
         rings = [_ring(group, stages, warps, builder) for group in groups]
         ends = Builder(ir.InsertionPoint(terminator_of(self._split.block)), self._split.location)
         for ring in rings:
@@ -191,14 +201,15 @@ class Rings:
 
     def take_turns(self) -> None:
         """For a kernel with loops whose warpgroups take turns: each begins with the first one's
-        turn, which the second passes to it at the kernel's start and after every loop."""
+        turn, which the last passes to it at the kernel's start and after every loop."""
         assert self._split is not None, "loops with turns have rings"
         if self._has_turns:
             return
         self._has_turns = True
         ops = ops_of(self._split.block)
         at = Builder(ir.InsertionPoint(ops[ops.index(self._split) + 1]), self._split.location)
-        at.create("mt.turn_pass", [], [], {"mt.group": i32_attr(1)})
+        last = max(row_groups(self._module), TURN_GROUPS) - 1
+        at.create("mt.turn_pass", [], [], {"mt.group": i32_attr(last)})
         first = ops[-1]
         while ops[ops.index(first) - 1].name == "mt.local_dealloc":
             first = ops[ops.index(first) - 1]
@@ -229,6 +240,7 @@ def _ring(group: Sequence[SlotSpec], stages: int, warps: int, builder: Builder) 
     for slot in group:
         element = MemType(slot.type).tensor_type.element_type
         layout = mem_layout(slot.type)
-        buffers.append(allocate_slots(stages, layout, element, slot.alignment, builder))
+        count = stages * slot.tiles
+        buffers.append(allocate_slots(count, layout, element, slot.alignment, builder))
     full, empty = (allocate_barriers(stages, count, builder) for count in (1, warps))
     return Ring(tuple(buffers), tuple(group), full, empty)

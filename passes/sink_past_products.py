@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from minitriton.ir.mlir import ir
 from minitriton.ir.target import Target
-from minitriton.ir.warp_roles import GROUPS, PRODUCER
+from minitriton.ir.warp_roles import GROUPS, PRODUCER, ROW_GROUPS
 from minitriton.passes.op_classes import is_pure
 from minitriton.passes.tile_pass import PassOptions
 from minitriton.passes.traversal import (
@@ -28,8 +28,9 @@ from minitriton.passes.traversal import (
 
 
 def run(module: ir.Module, target: Target, options: PassOptions) -> None:
-    """Moves or copies pure operations, in kernels with groups that take turns."""
-    if GROUPS not in module.operation.attributes:
+    """Moves or copies pure operations, in kernels with groups that take turns at programs."""
+    attributes = module.operation.attributes
+    if GROUPS not in attributes or ROW_GROUPS in attributes:
         return
     for op in list(walk(kernel_of(module))):
         if op.name == "mt.turn_pass" and "mt.group" not in op.attributes:

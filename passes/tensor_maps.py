@@ -1,19 +1,19 @@
 """Which loads and stores can be TMA copies: boxes of a tensor that the launcher can describe.
 
 A tensor map holds an argument's address, and sizes and strides of up to five dimensions; the copy
-gives the coordinates of its first element, and elements outside the sizes arrive as zeros, or are
-not stored. So the address must be base + sum_d stride_d (coordinate_d + index_d) with strides that
-depend on arguments alone, and the mask must say exactly what the sizes say. `plan` proves both, or
-says what is amiss. Two proofs end at launch, in the memory that the argument lies in:
+gives the coordinates of its first element, and elements outside the sizes arrive as zeros (or NaN),
+or are not stored. So the address must be base + sum_d stride_d (coordinate_d + index_d) with
+strides that depend on arguments alone, and the mask must say exactly what the sizes say. `plan`
+proves both, or says what is amiss. Two proofs end at launch, in the memory of the argument:
 
 Elements that nobody sees (`unobserved`), as rows past the end of a group whose length is loaded,
 may arrive as anything. Then the outermost dimension ends where that memory does, so that copies
 stay inside; every element that the mask lets through is there, or the load has no meaning.
 
 A loaded coordinate of the outermost dimension may be negative, which is no mistake where no element
-is read (an empty group) or where the argument points into the middle of its memory. At launch there
-must be no memory at index -1: then the load has a meaning only where its mask lets nothing through
-or the coordinate is not negative, and zeros, or what nobody sees, are right as well. For this the
+is read (an empty group) or where the argument points into the middle of its memory. At launch no
+memory may be at index -1: then the load has a meaning only where its mask lets nothing through or
+the coordinate is not negative, and that fill, or what nobody sees, is right as well. For this the
 sizes of the other dimensions must be known, as an index there could make up for it.
 """
 
@@ -34,11 +34,12 @@ from minitriton.passes.affine import (
     Wrap,
     bounds_of,
 )
-from minitriton.passes.traversal import Value
+from minitriton.passes.traversal import Value, fills_with_nan, fills_with_zero
 from minitriton.passes.unobserved import unobserved
 
 MAX_RANK = 5
 MAX_BOX = 256  # elements along a dimension of a box
+MIN_NAN_BYTES = 2  # of elements that may be filled with NaN: a map takes fp8 for bytes
 STRIDE_BYTES = 16  # strides and the base are multiples of this
 
 
@@ -62,13 +63,15 @@ class MapDim:
 @dataclass(frozen=True)
 class MapPlan:
     """base: number of an argument; offset: elements from there, from arguments alone; dims: inner
-    first; non_negative: arguments that must not be negative; signed: the last coordinate may be."""
+    first; non_negative: arguments that must not be negative; signed: the last coordinate may be;
+    fill: what is outside ("zero", "nan")."""
 
     base: int
     offset: Polynomial
     dims: tuple[MapDim, ...]
     non_negative: frozenset[int] = field(default=frozenset())
     signed: bool = False
+    fill: str = "zero"
 
     @property
     def places(self) -> list[int]:
@@ -100,6 +103,7 @@ class _Planner:
         address = self._analysis.of(self._access.operands[0])
         if address is None or address.base is None:
             raise NotAffine("its addresses are not an argument plus an affine function")
+        fill = self._fill()
         self._check_strides(address)
         upper, lower = self._bounds(address)
         spanning = {dim for dim in upper if self._spans(dim, upper[dim], lower)}
@@ -132,7 +136,7 @@ class _Planner:
                 signed = made is dims[-1] and self._is_outermost(dims)
                 if not signed:
                     raise NotAffine("a coordinate may be negative")
-        return MapPlan(address.base, rest, tuple(dims), frozenset(arguments), signed)
+        return MapPlan(address.base, rest, tuple(dims), frozenset(arguments), signed, fill)
 
     def _spans(self, dim: int, end: Polynomial, lower: dict[int, Polynomial]) -> bool:
         """Whether a dimension may as well end where memory does: the mask ends it at a number that
@@ -151,6 +155,16 @@ class _Planner:
         return self._access.name == "mt.load" and all(
             made.size is not None and made.stride != last.stride for made in inner
         )
+
+    def _fill(self) -> str:
+        """What a load gives where its mask is false."""
+        if self._access.name == "mt.store" or fills_with_zero(self._access):
+            return "zero"
+        if not fills_with_nan(self._access):
+            raise NotAffine("masked elements are neither zero nor NaN")
+        if self._size < MIN_NAN_BYTES:
+            raise NotAffine("it has no NaN for elements of 8 bits")
+        return "nan"
 
     def _check_strides(self, address: Affine) -> None:
         inner, *outer = self._order

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TypeAlias
 
 from minitriton.ir.diagnostics import InternalError
+from minitriton.ir.dialect import element_of
 from minitriton.ir.mlir import ir
 from minitriton.passes.op_classes import MOVES
 
@@ -128,13 +129,26 @@ def fills_with_zero(load: ir.Operation) -> bool:
     """Whether an mt.load, where its mask is false, gives +0 as an asynchronous copy does."""
     if len(load.operands) < 3:
         return True
-    maker = defining_op(load.operands[2])
-    if maker is not None and maker.name == "mt.splat":
-        maker = defining_op(maker.operands[0])
-    constant = splat_constant(maker)
+    constant = _other(load)
     if constant is None:
         return False
     if isinstance(constant, ir.IntegerAttr):
         return bool(ir.IntegerAttr(constant).value == 0)
     number = ir.FloatAttr(constant).value
     return bool(number == 0 and str(number)[0] != "-")
+
+
+def fills_with_nan(load: ir.Operation) -> bool:
+    """Whether an mt.load, where its mask is false, gives NaN, and not a certain one of them."""
+    constant = _other(load) if len(load.operands) > 2 else None
+    if constant is None or isinstance(constant, ir.IntegerAttr):
+        return False
+    return bool(constant == ir.FloatAttr.get(element_of(load.results[0].type), float("nan")))
+
+
+def _other(load: ir.Operation) -> ir.Attribute | None:
+    """The constant that all masked elements of an mt.load get; None if it is none."""
+    maker = defining_op(load.operands[2])
+    if maker is not None and maker.name == "mt.splat":
+        maker = defining_op(maker.operands[0])
+    return splat_constant(maker)

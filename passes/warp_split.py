@@ -7,6 +7,7 @@ Worth it where whole warpgroups multiply and TMA makes all copies: `ring_loops` 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 
 from minitriton.ir.dialect import element_of
@@ -18,27 +19,35 @@ from minitriton.passes import persist, ping_pong
 from minitriton.passes.affine import AffineAnalysis
 from minitriton.passes.ahead_of_time import AheadOfTime
 from minitriton.passes.direct_rows import can_load_directly, load_directly
-from minitriton.passes.global_order import may_overwrite, outermost_loop
+from minitriton.passes.global_order import innermost_loop, may_overwrite, outermost_loop
 from minitriton.passes.multi_buffer import Staged
 from minitriton.passes.op_classes import MOVES, WRITES_IN_LOOP
 from minitriton.passes.producer_slice import Slice
 from minitriton.passes.program_order import heaviest_first
-from minitriton.passes.remarks import add_remark
-from minitriton.passes.ring_loops import Rows, groups_of, slots_of, specialize_loop
+from minitriton.passes.remarks import add_remark, remarks_of
+from minitriton.passes.ring_loops import (
+    Rows,
+    groups_of,
+    is_group_id,
+    slots_of,
+    specialize_loop,
+)
 from minitriton.passes.rings import Rings
+from minitriton.passes.row_groups import refused, row_groups
 from minitriton.passes.shared_usage import SHARED_RESERVE, buffer_bytes, scratch_of
 from minitriton.passes.tile_pass import PassOptions
 from minitriton.passes.tma_copies import atoms_of
 from minitriton.passes.traversal import int_attribute, kernel_of, ops_of, origin, walk
-from minitriton.passes.warpgroup_dots import GROUP_WARPS, fits
+from minitriton.passes.warpgroup_dots import GROUP_WARPS, fits, result_words
 
 # Two warpgroups, with one program or, of 4 warps, one each (`ping_pong`); with one alone, CTAs side
-# by side hide each other's arithmetic.
+# by side hide each other's arithmetic. Three share a program if the kernel says so (`split_rows`).
 CONSUMER_WARPS = 8
 # Multiplications of an iteration from which one CTA with a producer beats several without, measured
 # on an H200; more where arithmetic between dots can hide behind other CTAs.
 ONE_DOT_PRODUCTS, PRODUCTS = 1 << 20, 1 << 21
 MAX_RESULTS = 192  # registers per thread for the results of all dots of a loop, of 240
+MAX_RESULTS_OF_THREE = 128  # of 160, where three warpgroups multiply
 PIECE_BYTES = 16 * 1024  # of all groups' tiles on their way out, by TMA, at least
 BARRIER_BYTES = 1024  # all mbarriers of a kernel, at most
 
@@ -54,7 +63,12 @@ class WarpSplit:
         self._rings = Rings(module)
         self._loops: list[ir.Operation] = []
         self._warps = int_attribute(module.operation, "mt.num_warps")
+        shared = row_groups(module)
+        self.must_take = shared > 1  # all loops with products: nothing else splits the rows
         self._groups = {CONSUMER_WARPS: 1, GROUP_WARPS: ping_pong.NUM_GROUPS}.get(self._warps, 0)
+        self._groups = shared if self.must_take else self._groups  # with memory of their own
+        self._deals = self._groups > 1 and not self.must_take  # programs to them
+        self._reasons: dict[ir.Operation, str] = {}
 
     def take(
         self, loop: ir.Operation, staged: Sequence[Staged], fixed: Sequence[Staged],
@@ -65,9 +79,12 @@ class WarpSplit:
         if not self._wanted or not self._multiplies(loop):
             return False
         rows = [s for s in staged if s.map is None and can_load_directly(s.load)]
+        staged, fixed = (
+            [self._for_groups(s, analysis) for s in found] for found in (staged, fixed)
+        )
         staged = [s for s in staged if s not in rows]
         reason = self._refusal(loop, staged, analysis)
-        if reason is None and self._groups > 1:
+        if reason is None and self._deals:
             reason = "some tiles never change" if fixed or rows else None
             reason = reason or ping_pong.refusal(self._module, loop, staged)
         if reason is None:
@@ -78,11 +95,11 @@ class WarpSplit:
                 once = self._rows([fixed], 1, loop, once=True) if fixed else None
                 each = self._rows(moving, fitting, loop, once=False)
                 for s in rows:
-                    load_directly(s.load, CONSUMER_WARPS)
+                    load_directly(s.load, self._warps)
                 made, turns = specialize_loop(self._module, loop, each, once, ahead, analysis)
                 if turns:
                     self._rings.take_turns()
-                if self._groups > 1:
+                if self._deals:
                     assert self._rings.split is not None
                     ping_pong.take_turns(self._module, made, self._rings.split)
                 self._loops.append(made)
@@ -91,7 +108,25 @@ class WarpSplit:
                 return True
             reason = "its slots do not fit beside the kernel's other shared memory"
         add_remark(self._module, loop, f"not warp specialised: {reason}")
+        self._reasons[loop] = reason
         return False
+
+    def check_left(self, loop: ir.Operation) -> None:
+        """Of a loop that stays as it is: CompileError if it has products whose rows are split."""
+        dots = [op for op in walk(loop) if op.name == "mt.dot" and innermost_loop(op) == loop]
+        if self.must_take and dots:
+            default = "its products are not made by whole warpgroups out of what TMA has copied"
+            reason = self._reasons.get(loop, default)
+            found = remarks_of(self._module)
+            raise refused(dots[0], f"no producer warp copies for this: {reason}", found)
+
+    def _for_groups(self, staged: Staged, analysis: AffineAnalysis) -> Staged:
+        """`staged` with a tile for each group, where its rows are split."""
+        if not self.must_take or staged.map is None:
+            return staged
+        if not any(map(is_group_id, atoms_of(staged.map, analysis))):
+            return staged
+        return replace(staged, tiles=self._groups, bytes=self._groups * staged.bytes)
 
     def _stages(
         self, groups: Sequence[Sequence[Staged]], stages: int, loop: ir.Operation,
@@ -123,11 +158,13 @@ class WarpSplit:
         """After all loops: makes the kernel persistent where that pays."""
         split = self._rings.split
         if split is None:
+            if self.must_take:
+                raise refused(kernel_of(self._module), "it has no loop with products")
             return
         for rings in self._rings.sets:
             rings.leave()
         sets = self._rings.sets
-        if self._groups > 1:
+        if self._deals:
             dealing = ping_pong.Dealing(self._loops[0], sets[0].stages, split)
             persist.make_persistent(self._module, split, sets, dealing)
             text = f"persistent: {self._groups} warpgroups run programs of their own, in turns"
@@ -149,7 +186,7 @@ class WarpSplit:
             return False
         dots = _dots(loop)
         products = sum(map(_products, dots))
-        if self._forced or "mt.warp_specialize" in loop.attributes:
+        if self._forced or self.must_take or "mt.warp_specialize" in loop.attributes:
             return bool(dots)
         return bool(dots) and products >= (ONE_DOT_PRODUCTS if len(dots) == 1 else PRODUCTS)
 
@@ -164,7 +201,8 @@ class WarpSplit:
             return "nvJitLink ignores setmaxnreg: install nvidia-cuda-nvcc"
         if any(s.map is None for s in staged):
             return "threads make some of its copies"
-        if sum(prod(dot.results[0].type.shape) for dot in dots) > MAX_RESULTS * 32 * self._warps:
+        most = MAX_RESULTS_OF_THREE if self.must_take else MAX_RESULTS
+        if sum(map(result_words, dots)) > most * 32 * self._warps:
             return "its products have too many results: ptxas would wait for each wgmma"
         if "mt.maxnreg" in top.attributes:
             return "the kernel sets maxnreg"
@@ -172,6 +210,8 @@ class WarpSplit:
                for s in staged for use in s.load.results[0].uses):  # fmt: skip
             return "what it loads is also used as it comes"
         function = kernel_of(self._module)
+        if any(op.name == "mt.grid_wait" for op in walk(function)):
+            return "the kernel waits for the one before it"
         if _writes_before(loop, [s.load for s in staged], function):
             return "the kernel writes memory before it"
         needed = Slice()

@@ -12,6 +12,7 @@ the depth of B contiguous; wgmma takes fp32 as tf32 without rounding, so TMA mus
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 from minitriton.ir import layouts
 from minitriton.ir.builder import Builder
@@ -41,6 +42,7 @@ WARP_ROWS = 16  # of the 64 that an instruction has
 OPERANDS = (ir.F16Type, ir.BF16Type, ir.Float8E4M3FNType, ir.Float8E5M2Type)
 ORIENTED = "mt.oriented"  # a dot of other types has a B that wgmma can read
 ADJACENT_ROWS = "mt.adjacent_rows"  # A is stored along M: see layouts.adjacent_rows
+MIN_COLUMNS, MAX_COLUMNS = 8, 256  # of an instruction, which has all columns of the tile
 MAX_ACCUMULATORS = 192  # registers per thread; with a third more everything else is spilled
 
 
@@ -180,16 +182,17 @@ def _descriptor(element: ir.Type, slot: LinearLayout, op_index: int) -> MatrixDe
 def _has_form(op: ir.Operation, warps: int) -> bool:
     """Whether a dot has the shape and types of a warpgroup_dot with `warps` warps along M."""
     rows, *columns = op.results[0].type.shape
-    return len(columns) == 1 and tile_fits(rows, columns[0], warps) and _has_types(op)
+    bits = element_of(op.results[0].type).width
+    return len(columns) == 1 and tile_fits(rows, columns[0], warps, bits) and _has_types(op)
 
 
-def tile_fits(rows: int, columns: int, warps: int) -> bool:
-    """Whether wgmma makes results of this size with `warps` warps along the rows."""
+def tile_fits(rows: int, columns: int, warps: int, bits: int = 32) -> bool:
+    """Whether wgmma makes results of this size, of `bits`, with `warps` warps along the rows."""
     return (
         warps % GROUP_WARPS == 0
         and rows % (WARP_ROWS * warps) == 0
-        and columns >= 8
-        and rows * columns <= MAX_ACCUMULATORS * 32 * warps
+        and MIN_COLUMNS <= columns <= MAX_COLUMNS
+        and rows * columns * bits // 32 <= MAX_ACCUMULATORS * 32 * warps
     )
 
 
@@ -197,12 +200,17 @@ def _has_types(op: ir.Operation) -> bool:
     a, b, c = (element_of(value.type) for value in op.operands)
     if is_oriented_kind(op):
         return ORIENTED in op.attributes
-    return (
-        isinstance(c, ir.F32Type)
-        and isinstance(a, OPERANDS)
-        and isinstance(b, OPERANDS)
-        and (a.width == 16 or _may_be_imprecise(op))
-    )
+    if not (isinstance(a, OPERANDS) and isinstance(b, OPERANDS)):
+        return False
+    if isinstance(c, ir.F16Type):  # keeps fewer bits than any sum within an instruction
+        return not isinstance(a, ir.BF16Type)
+    return isinstance(c, ir.F32Type) and (a.width == 16 or _may_be_imprecise(op))
+
+
+def result_words(op: ir.Operation) -> int:
+    """How many 32-bit registers, of all threads together, the results of a dot take."""
+    type_ = op.results[0].type
+    return prod(type_.shape) * element_of(type_).width // 32
 
 
 def is_oriented_kind(op: ir.Operation) -> bool:

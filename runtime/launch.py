@@ -205,15 +205,11 @@ def make_launcher(
         "to_bf16": bfloat16_bits, "launch_ex": launch_ex, "alone": functools.cache(alone),
     }  # fmt: skip
     found = ["v" + "".join([str(i), *(f"[{j}]" for j in rest)]) for i, *rest in places]
-    values = [
-        f"to_bf16({value})" if dtype == "bf16" else value
-        for dtype, value in zip(dtypes, found, strict=True)
-    ]
     text = _TEMPLATE.format(
         **_map_code(maps, scope, found, count, len(sizes)),
         **_grid_code(shape, count, _memory_argument(maps)),
         parameters="".join(f", v{i}" for i in range(count)),
-        values="".join(", " + value for value in [*values, *("gx", "gy", "gz")[: len(sizes)]]),
+        values="".join(", " + value for value in _values(dtypes, found, len(sizes))),
         threads=shape.threads,
         shared=shape.shared,
         count=len(attributes) // struct.calcsize(_ATTRIBUTE),
@@ -222,6 +218,13 @@ def make_launcher(
     exec(compile(text, f"<launcher of {function.name}>", "exec"), scope)
     launch: Callable[..., None] = scope["launch"]
     return launch
+
+
+def _values(dtypes: Sequence[str], found: Sequence[str], sizes: int) -> list[str]:
+    """What is packed: parameters, then so many of the grid's sizes."""
+    pairs = zip(dtypes, found, strict=True)
+    values = [f"to_bf16({value})" if dtype == "bf16" else value for dtype, value in pairs]
+    return [*values, *("gx", "gy", "gz")[:sizes]]
 
 
 def _map_code(

@@ -54,6 +54,7 @@ def tensor_map(
             strides=tuple(strides),
             box=tuple(spec["box"]),
             swizzle=spec["swizzle"],
+            fill=spec["fill"],
             tf32=spec["element"] == "tf32",
         )
     except ValueError:
@@ -154,6 +155,7 @@ _TYPES = {
     "bf16": "BFLOAT16", "f16": "FLOAT16", "f32": "FLOAT32", "tf32": "TFLOAT32", "f8E4M3FN": "UINT8",
     "f8E5M2": "UINT8", "i8": "UINT8", "i16": "UINT16", "i32": "INT32",
 }  # fmt: skip
+_FILLS = {"zero": "NONE", "nan": "NAN_REQUEST_ZERO_FMA"}
 
 
 def _encode(found: TensorMap, element: str) -> bytes:
@@ -161,6 +163,9 @@ def _encode(found: TensorMap, element: str) -> bytes:
     cuda = driver.bindings()
     type_ = getattr(cuda.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{_TYPES[element]}")
     swizzle = getattr(cuda.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{found.swizzle}B")
+    fill = getattr(
+        cuda.CUtensorMapFloatOOBfill, f"CU_TENSOR_MAP_FLOAT_OOB_FILL_{_FILLS[found.fill]}"
+    )
     made = driver.check(
         cuda.cuTensorMapEncodeTiled(
             type_,
@@ -173,7 +178,7 @@ def _encode(found: TensorMap, element: str) -> bytes:
             cuda.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
             swizzle,
             cuda.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-            cuda.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+            fill,
         ),
         "encoding a tensor map",
     )

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from minitriton.bench import sources
-from minitriton.bench.catalog import Spec
+from minitriton.bench.catalog import COPY, Spec
 from minitriton.bench.roofline import Work
 
 OURS = ("minitriton", "minitriton 192", "minitriton library", "minitriton tma")
@@ -52,6 +52,7 @@ class Trial:
     outputs: Tensors = ()  # what `call` writes; poisoned before each check
     refresh: Callable[[], Any] = lambda: None  # after new inputs, outside the timed part
     restore: Callable[[], Any] | None = None  # before each call of one that overwrites its inputs
+    checked: bool = True  # False: a yardstick, whose results are not those of the case
 
 
 @dataclass
@@ -75,6 +76,8 @@ def build(spec: Spec, setting: Setting) -> Case:
     module = importlib.import_module(f"minitriton.bench.cases_{spec.file}")
     case: Case = getattr(module, spec.function)(setting, **spec.arguments)
     case.title, case.family, case.arguments = spec.title, spec.family, dict(spec.arguments)
+    if spec.file == "rows":
+        case.contenders[COPY] = copying(case.work, setting)
     if setting.dry:
         allowed = (*OURS, "torch")
         case.contenders = {n: make for n, make in case.contenders.items() if n in allowed}
@@ -100,6 +103,17 @@ def peer(module: str, name: str) -> Any:
 def liger(name: str) -> Any:
     """A function of liger-kernel."""
     return peer("liger_kernel.transformers.functional", name)
+
+
+def copying(work: Work, setting: Setting) -> Callable[[], list[Trial]]:
+    """What a copy that moves as many bytes as the case, half of them reads, takes in torch."""
+
+    def make() -> list[Trial]:
+        source = torch.zeros(int(work.bytes) // 2, dtype=torch.uint8, device=setting.device)
+        target = torch.empty_like(source)
+        return [Trial("", lambda: target.copy_(source), checked=False)]
+
+    return make
 
 
 def one(call: Callable[[], Any], label: str = "", **more: Any) -> Callable[[], list[Trial]]:

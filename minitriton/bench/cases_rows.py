@@ -25,7 +25,7 @@ from minitriton.bench.cases import (
 from minitriton.bench.roofline import Work
 
 BF16, EPS = torch.bfloat16, 1e-5
-BLOCKS = ((1024, 4), (2048, 4), (4096, 8), (1024, 8))  # elements a program, warps
+BLOCKS = ((1024, 4), (2048, 4), (4096, 4), (4096, 8), (1024, 8))  # elements a program, warps
 WARPS = (8, 4, 16)
 
 

@@ -12,9 +12,9 @@ from minitriton.bench.report import ORDER, columns_of, machine_line
 FILES = ("roofline.png", "roofline.svg")
 COLOURS = (  # in the order of the columns
     "#0b6e4f", "#14532d", "#31a67a", "#7bc8a4", "#d1495b", "#f08a5d", "#30638e", "#8d6a9f",
-    "#b58900", "#6c757d",
+    "#b58900", "#6c757d", "#212529",
 )  # fmt: skip
-MARKERS = ("o", "h", "D", "P", "s", "X", "^", "v", "<", ">")
+MARKERS = ("o", "h", "D", "P", "s", "X", "^", "v", "<", ">", "*")
 NO_MATPLOTLIB = "it needs matplotlib: pip install 'minitriton[examples]'"
 
 

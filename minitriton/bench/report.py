@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from minitriton.bench.catalog import COPY
+
 ORDER = (
     "minitriton", "minitriton 192", "minitriton library", "minitriton tma", "triton",
-    "triton tma", "torch", "torch.compile", "fla", "liger",
+    "triton tma", "torch", "torch.compile", "fla", "liger", COPY,
 )  # fmt: skip
 MODES = {
     "cold": "L2 cold",
@@ -79,6 +81,7 @@ def _row(case: dict[str, Any], columns: tuple[str, ...], mode: str, several: boo
         share = case["contenders"][name][mode]["fraction"]
         text = f"{value:.3f}" if unit == "TB/s" else f"{value:.0f}"
         cells.append(text + (f" ({share:.0%})" if share is not None else ""))
+    medians.pop(COPY, None)
     best = columns.index(min(medians, key=lambda name: medians[name])) if medians else None
     return Row(_heads(case, unit, several), tuple(cells), best)
 

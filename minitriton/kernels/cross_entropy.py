@@ -23,6 +23,7 @@ from minitriton.kernels.operator import operator
 from minitriton.kernels.rows import dense
 
 TILE = 2048  # elements that a program holds
+READ_AHEAD = 8192  # bytes of a row that the forward pass takes at a time, where rows are longer
 LOG2E = tl.constexpr(1.4426950216293335)  # log2(e) in fp32, and what that leaves of it
 LOG2E_REST = tl.constexpr(1.92596299e-8)
 LN2 = tl.constexpr(0.6931471805599453)
@@ -73,6 +74,7 @@ def _forward_kernel(
 
 @triton.jit
 def _mean_kernel(loss_ptr, target_ptr, mean_ptr, counted_ptr, rows, ignored, BLOCK: tl.constexpr):
+    tl.extra.cuda.gdc_wait()
     total = tl.zeros([BLOCK], tl.float32)
     count = tl.zeros([BLOCK], tl.int32)
     for first in range(0, rows, BLOCK):
@@ -150,9 +152,9 @@ def cross_entropy_reference(
     )
 
 
-def _tile(columns: int) -> tuple[int, int]:
-    """(rows, columns) of a program's tile."""
-    block = min(TILE, max(16, triton.next_power_of_2(columns)))
+def _tile(columns: int, most: int = TILE) -> tuple[int, int]:
+    """(rows, columns) of a program's tile; `most`: columns at a time."""
+    block = min(most, max(16, triton.next_power_of_2(columns)))
     return max(1, 1024 // block), block
 
 
@@ -163,7 +165,7 @@ def _op(
     """Mean loss and counted rows, fp32 scalars; peak and sum of every row as fp32 [2, N]."""
     mean, counted, stats = _outputs(logits)
     x, t = dense(logits), targets.contiguous()
-    rows, block = _tile(classes)
+    rows, block = _tile(classes, READ_AHEAD // x.element_size())
     loss = torch.empty_like(stats[0])
     if x.shape[0] > 0:
         _forward_kernel[(triton.cdiv(x.shape[0], rows),)](
@@ -172,7 +174,8 @@ def _op(
         )  # fmt: skip
     _mean_kernel[(1,)](
         loss, t, mean, counted, x.shape[0], ignore,
-        BLOCK=min(4096, max(16, triton.next_power_of_2(x.shape[0]))), num_warps=8,
+        BLOCK=min(8192, max(16, triton.next_power_of_2(x.shape[0]))), num_warps=16,
+        launch_pdl=True,
     )  # fmt: skip
     return mean, counted, stats
 

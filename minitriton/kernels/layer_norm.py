@@ -21,7 +21,7 @@ from minitriton.kernels.dropout import check_seed, dropout_reference, kept
 from minitriton.kernels.gemm import DEEP_SUM, sum_partials, sum_parts
 from minitriton.kernels.operator import operator
 from minitriton.kernels.philox import threshold_of
-from minitriton.kernels.rows import row_tile, rows_of
+from minitriton.kernels.rows import row_programs, row_tile, rows_of
 
 MAX_COLUMNS = 8192
 
@@ -107,6 +107,7 @@ def _sum_both_kernel(
     partial_ptr, dweight_ptr, dbias_ptr, parts, columns, DEPTH: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """Sums [2, parts, columns] over the parts: for the weight, and for the bias."""
+    tl.extra.cuda.gdc_wait()
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = at < columns
     which = tl.program_id(1)
@@ -247,20 +248,20 @@ def _backward_op(
     dy, m = rows_of(dout), rows_of(total)
     dt = None if dtotal is None else rows_of(dtotal)
     block = row_tile(m.shape[1])[1]
-    programs = min(m.shape[0], 1056 if block <= 1024 else 264)
+    programs = row_programs(m.shape[0], block)
     partial = torch.empty(2, programs, m.shape[1], dtype=torch.float32, device=m.device)
     _backward_kernel[(programs,)](
         dy, dt, m, weight.contiguous(), stats, seed, dx, dbranch if dbranch.numel() > 0 else None,
         partial, dy.stride(0), 0 if dt is None else dt.stride(0), m.stride(0), *m.shape,
         threshold_of(dropout), 1 / (1 - dropout), BIASED=biased, DROPOUT=dropout > 0,
-        STAGES=2, BLOCK=block, num_warps=max(4, block // 512),
+        STAGES=3 if m.element_size() == 2 else 2, BLOCK=block, num_warps=max(4, block // 512),
     )  # fmt: skip
     if not biased:
         sum_partials(partial[0], dweight)
         return dx, dbranch, dweight, dbias
     depth, width = DEEP_SUM
     _sum_both_kernel[(triton.cdiv(m.shape[1], width), 2)](
-        partial, dweight, dbias, programs, m.shape[1], DEPTH=depth, BLOCK=width
+        partial, dweight, dbias, programs, m.shape[1], DEPTH=depth, BLOCK=width, launch_pdl=True
     )
     return dx, dbranch, dweight, dbias
 

@@ -22,7 +22,7 @@ from minitriton.kernels import checks
 from minitriton.kernels.checks import KernelArgumentError
 from minitriton.kernels.gemm import sum_partials
 from minitriton.kernels.operator import operator
-from minitriton.kernels.rows import row_tile, rows_in_place
+from minitriton.kernels.rows import row_programs, row_tile, rows_in_place
 
 MAX_COLUMNS = 8192
 MAX_ROWS = 2**31 - 1024  # row numbers are int32
@@ -79,22 +79,27 @@ def _backward_kernel(
         grad_row = grad_ptr + _start(row, inner, grad_outer, grad_stride)
         grad = tl.load(grad_row + at, mask=mask, other=0.0).to(tl.float32)
         to = row.to(tl.int64) * columns + at
-        r = tl.rsqrt(tl.sum(x * x, axis=1) / columns + eps)[:, None]
-        n = x * r
+        slope = grad
         if GATED:
             gate_row = gate_ptr + _start(row, inner, gate_outer, gate_stride)
             gate = tl.load(gate_row + at, mask=mask, other=0.0)
             s = tl.sigmoid(gate.to(tl.float32))
-            dgate = grad * n * s * (1 - s)
-            if WEIGHTED:
-                dgate = dgate * weight
+            slope = slope * s
+        if WEIGHTED:
+            slope = slope * weight
+        # both sums of a row in one exchange between warps: the second waits for no r
+        square, along = tl.sum(x * x, axis=1), tl.sum(slope * x, axis=1)
+        r = tl.rsqrt(square / columns + eps)
+        along = tl.where(r == 0, 0.0, r * (along / columns))  # where squares overflowed, so may it
+        r = r[:, None]
+        n = x * r
+        if GATED:
+            dgate = slope * n * (1 - s)
             tl.store(dgate_ptr + to, dgate.to(dgate_ptr.dtype.element_ty), mask=mask)
             grad = grad * s
         if DWEIGHT:
             dweight += grad * n
-        if WEIGHTED:
-            grad = grad * weight
-        dx = r * (grad - n * (tl.sum(grad * n, axis=1) / columns)[:, None])
+        dx = r * (slope - n * along[:, None])
         tl.store(dx_ptr + to, dx.to(dx_ptr.dtype.element_ty), mask=mask)
     if DWEIGHT:
         column = tl.arange(0, BLOCK)
@@ -170,11 +175,6 @@ def _check_weight(weight: object, x: torch.Tensor) -> torch.Tensor | None:
     return checks.row_vector("weight", weight, "x", x)
 
 
-def _programs(tiles: int, block: int) -> int:
-    """Programs of the backward pass: enough for any GPU, few enough to keep partial sums small."""
-    return min(tiles, 1056 if block <= 1024 else 264)
-
-
 def _forward(
     x: torch.Tensor, gate: torch.Tensor | None, weight: torch.Tensor | None, eps: float
 ) -> torch.Tensor:
@@ -206,7 +206,7 @@ def _backward(
     columns = x.shape[-1]
     height, block, warps = row_tile(columns)
     rows = x.numel() // columns
-    programs = _programs(triton.cdiv(rows, height), block)
+    programs = row_programs(triton.cdiv(rows, height), block)
     sums = (programs, columns) if train_weight else (1, 1)
     partial = torch.empty(sums, dtype=torch.float32, device=x.device)
     _backward_kernel[(programs,)](

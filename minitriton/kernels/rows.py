@@ -27,6 +27,12 @@ def row_tile(columns: int) -> tuple[int, int, int]:
     return max(1, TILE // block), block, max(4, block // 512)
 
 
+def row_programs(tiles: int, block: int) -> int:
+    """Programs of a backward pass over tiles of `block` columns: as many as reside on a large GPU
+    at once, few enough to keep partial sums small."""
+    return min(tiles, max(132, min(1056, 132 * 8192 // block)))
+
+
 @dataclass(frozen=True)
 class Rows:
     """Rows at two distances: row r starts at (r // inner) * outer_stride + (r % inner) * stride."""

@@ -18,6 +18,8 @@ from minitriton.runtime.tensor_map import MAP_ALIGN, MAP_BYTES, TensorMap
 
 _CHUNK = 16  # bytes that are written together
 _LINE_BITS = 7  # the swizzle takes its key from the address bits above these
+#: Each 16 bits of what is filled with NaN: see docs/emulator.md.
+OOB_NAN = 0x7FF7
 _PARAM = np.uint64(PARAM_WINDOW >> WINDOW_SHIFT)
 
 
@@ -90,8 +92,7 @@ def fill_value(box: TensorMap, size: int) -> np.ndarray:
     """An item of what lies outside the tensor, as an array of one element."""
     if box.fill == "zero":
         return np.zeros(1, CARRIER[size])
-    one = np.full(1, (1 << 8 * box.element_bytes - 1) - 1, f"u{box.element_bytes}")
-    return np.tile(one.view(np.uint8), 16)[:size].view(CARRIER[size])
+    return np.full(size // 2, OOB_NAN, np.uint16).view(CARRIER[size])
 
 
 MapReader = Callable[[Any, Any], list[tuple[TensorMap, np.ndarray]]]

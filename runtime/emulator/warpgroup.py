@@ -1,11 +1,12 @@
 """wgmma: matrix products of warpgroups on shared memory that run beside the threads.
 
 Each warp computes its own 16 rows of a 64-row instruction. Sums are exact, of fp8 products too, of
-which the hardware keeps some 14 bits. A product reads its operands and changes its accumulators
-when it lands: at issue (early) or when its warp waits for its group (late), as the landing policy
-says; for the race check its reads last until that wait either way. So a missing wait, commit or
-barrier shows in the result or is reported. A group is the whole warpgroup's: none of its warps
-passes the wait for it before all have committed it, so that one of them may then answer for all.
+which the hardware keeps some 14 bits, and rounded once to the type of the accumulator. A product
+reads its operands and changes its accumulators when it lands: at issue (early) or when its warp
+waits for its group (late), as the landing policy says; for the race check its reads last until that
+wait either way. So a missing wait, commit or barrier shows in the result or is reported. A group is
+the whole warpgroup's: none of its warps passes the wait for it before all have committed it, so
+that one of them may then answer for all.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 
 from minitriton.runtime.emulator import minifloat
 from minitriton.runtime.emulator.checks import RegisterRace, UninitialisedRead
-from minitriton.runtime.emulator.formats import F32, F64, canonical_f32, to_f32
+from minitriton.runtime.emulator.formats import F32, F64, FORMATS, canonical_f32, narrow, to_f32
 from minitriton.runtime.emulator.fragments import a_positions
 from minitriton.runtime.emulator.matrix import _stack, _whole_warps
 from minitriton.runtime.emulator.memory import error
@@ -208,7 +209,8 @@ def _product(ins: Ins) -> Step:
     size = _ROW_BYTES // depth
     integers = d_type == "s32"
     if "satfinite" in ins.mods or not _is_known(size, d_type, a_type, b_type):
-        raise ins.unsupported("only f16, bf16, tf32 or fp8 summed in f32, or bytes in s32")
+        what = "only f16, bf16, tf32 or fp8 summed in f32, f16 or fp8 in f16, or bytes in s32"
+        raise ins.unsupported(what)
     d, a, b, flag, *rest = ins.ops
     from_registers = isinstance(a, Vector)
     numbers = [o.value for o in rest if isinstance(o, Immediate)]
@@ -216,7 +218,9 @@ def _product(ins: Ins) -> Step:
     orders = 0 if size != 2 else 1 if from_registers else 2  # others are K-major
     if numbers[: len(signs)] != signs or len(numbers) != len(signs) + orders:
         raise ins.unsupported("operand signs")
-    if len(d.items) != columns // 2 or (integers and columns % 16 and columns not in (8, 24)):
+    if len(d.items) != columns // (4 if d_type == "f16" else 2) or (
+        integers and columns % 16 and columns not in (8, 24)
+    ):
         raise ins.unsupported("operand sizes")
     a_mn, b_mn = (*(0,) * (2 - orders), *numbers[len(signs) :])
     read_a = [reader(ins, r, 32) for r in a.items] if from_registers else [reader(ins, a, 64)]
@@ -224,6 +228,7 @@ def _product(ins: Ins) -> Step:
     sums = [(reader(ins, r, 32), writer(ins, r, 32)) for r in d.items]
     fragment = a_positions(16, depth, 4 // size)
     row, column = _accumulator(columns)
+    add = {"f32": _add_f32, "f16": _add_f16, "s32": _add_s32}[d_type]
 
     def land(c: Any, product: Product) -> None:
         lanes = _lanes(product.warps)
@@ -232,12 +237,11 @@ def _product(ins: Ins) -> Step:
         else:
             x = _values(c, product.left, a_type, bool(a_mn))
         y = _values(c, product.right, b_type, not b_mn)
-        total = np.matmul(x, y)[:, row, column]  # [warps, registers, 32]
-        for j, (read, write) in enumerate(sums):
-            old = read(c, lanes).view(np.int32 if integers else F32).reshape(-1, 32)
-            after = np.where(product.keep, old, 0).astype(F64) + total[:, j]
-            bits = _wrapped(after) if integers else canonical_f32(after.astype(F32))
-            write(c, lanes, np.ascontiguousarray(bits).reshape(-1))
+        total = np.matmul(x, y)[:, row, column]  # [warps, elements of a thread, 32]
+        parts = np.split(total, len(sums), axis=1)  # by register
+        for part, (read, write) in zip(parts, sums, strict=True):
+            old = np.where(product.keep, read(c, lanes).reshape(-1, 32), np.uint32(0))
+            write(c, lanes, np.ascontiguousarray(add(old, part)).reshape(-1))
 
     def run(c: Any, ix: Any) -> None:
         warps = _whole_warps(ins, c, ix)
@@ -269,23 +273,41 @@ def _is_known(size: int, d_type: str, a_type: str, b_type: str) -> bool:
     types = {a_type, b_type}
     if d_type == "s32":
         return size == 1 and types <= {"s8", "u8"}
-    if d_type != "f32":
+    if d_type not in ("f32", "f16"):
         return False
     if size == 1:
         return types <= set(minifloat.NAMES)
-    return types in ([{"tf32"}] if size == 4 else [{"f16"}, {"bf16"}] if size == 2 else [])
+    halves = [{"f16"}, {"bf16"}] if d_type == "f32" else [{"f16"}]
+    return types in (halves if size == 2 else [{"tf32"}] if (size, d_type) == (4, "f32") else [])
 
 
-def _wrapped(sums: np.ndarray) -> np.ndarray:
-    """Whole numbers below 2**53 as the bits of an s32, as without .satfinite."""
-    return (sums.astype(np.int64) & 0xFFFFFFFF).astype(np.uint32)
+# What becomes of the bits of a register, [warps, 32], to which sums [warps, elements, 32] are added
+
+
+def _add_f32(old: np.ndarray, sums: np.ndarray) -> np.ndarray:
+    return canonical_f32((old.view(F32).astype(F64) + sums[:, 0]).astype(F32))
+
+
+def _add_f16(old: np.ndarray, sums: np.ndarray) -> np.ndarray:
+    """Two halves, the lower one first."""
+    low, high = (
+        narrow(to_f32(bits.astype(np.uint16), "f16").astype(F64) + sums[:, half], FORMATS["f16"])
+        for half, bits in enumerate((old & 0xFFFF, old >> 16))
+    )
+    return low.astype(np.uint32) | high.astype(np.uint32) << 16
+
+
+def _add_s32(old: np.ndarray, sums: np.ndarray) -> np.ndarray:
+    """Whole numbers below 2**53, as without .satfinite."""
+    after = old.view(np.int32).astype(F64) + sums[:, 0]
+    return (after.astype(np.int64) & 0xFFFFFFFF).astype(np.uint32)
 
 
 def _accumulator(columns: int) -> tuple[np.ndarray, np.ndarray]:
-    """Row and column [registers, 32] of a warp's accumulator registers."""
-    register, lane = np.arange(columns // 2)[:, None], np.arange(32)[None, :]
-    row = lane // 4 + 8 * (register // 2 % 2)
-    column = 8 * (register // 4) + 2 * (lane % 4) + register % 2
+    """Row and column [elements, 32] of what the accumulator registers of a warp hold."""
+    element, lane = np.arange(columns // 2)[:, None], np.arange(32)[None, :]
+    row = lane // 4 + 8 * (element // 2 % 2)
+    column = 8 * (element // 4) + 2 * (lane % 4) + element % 2
     return row, column
 
 

@@ -46,7 +46,8 @@ def found():
             entry |= {"contender": name, "host": 1e-5, "cold": mode(seconds), "warm": mode(seconds)}
             results.take({"event": "result", "case": title, **entry})
 
-    case("softmax & co", 5e9, "fp32", {"minitriton": 1.1e-3, "triton": 2e-3, "torch": 4e-3})
+    times = {"minitriton": 1.1e-3, "triton": 2e-3, "torch": 4e-3, "copy": 1e-3}
+    case("softmax & co", 5e9, "fp32", times)
     case("matmul", 8e12, "bf16", {"minitriton": 1.25e-2, "torch": 1e-2})
     results.take({"event": "left_out", "case": "matmul", "contender": "triton",
                   "reason": "OutOfResources: <shared>", "failed": True})  # fmt: skip
@@ -93,17 +94,19 @@ def test_json_schema(found):
 
 def test_tables(found):
     cold, warm = report.tables(found)
-    assert cold.columns == ("minitriton", "triton", "torch")
+    assert cold.columns == ("minitriton", "triton", "torch", "copy")
     softmax, matmul = cold.rows
     assert softmax.heads == ("softmax & co", "TB/s") and softmax.cells == (
         "3.636 (91%)",
         "2.000 (50%)",
         "1.000 (25%)",
+        "4.000 (100%)",
     )
     assert matmul.heads == ("matmul", "TFLOP/s") and matmul.cells == (
         "640 (80%)",
         "failed",
         "800 (100%)",
+        "",
     )
     assert (softmax.best, matmul.best) == (0, 2)
     assert warm.rows[0].cells[0] == "3.636 (45%)"

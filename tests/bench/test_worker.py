@@ -129,6 +129,13 @@ def absent():
     raise LeftOut("not for this shape")
 
 
+def test_a_yardstick_is_timed_and_not_compared():
+    case = doubling({"torch": right})
+    case.contenders["copy"] = lambda: [Trial("", lambda: torch.ones(3), checked=False)]
+    results, left_out = run(case, FakeClock())
+    assert not left_out and results["copy"]["error"] == 0 and results["copy"]["cold"]
+
+
 def test_failing_contenders_are_named_and_left_out():
     case = doubling({"triton": fails, "torch": right})
     case.contenders["minitriton library"] = absent
@@ -246,7 +253,10 @@ def test_every_case_has_a_contender_of_ours(spec):
 def test_the_gpu_run_has_every_kind_of_contender():
     arguments = {"rows": 4, "columns": 64}
     case = build(Spec("softmax", "t", "rows", "softmax", arguments), Setting(device="cpu"))
-    assert set(case.contenders) == {"minitriton", "triton", "torch", "torch.compile", "liger"}
+    peers = {"triton", "torch", "torch.compile", "liger"}
+    assert set(case.contenders) == {"minitriton", *peers, "copy"}
+    (copy,) = case.contenders["copy"]()
+    assert copy.call().numel() == case.work.bytes // 2
 
 
 class Event:

@@ -1,6 +1,7 @@
 """convert_layout between random layouts, by every kind of plan, against the identity."""
 
 import collections
+import re
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from minitriton.ir.conversion import NoMove, RegisterMove, SharedRoundTrip, plan_conversion
 from minitriton.ir.encoding import tile_type
 from minitriton.ir.layouts import blocked, mma_accumulator, mma_operand
+from minitriton.ir.linear_layout import LinearLayout
 from minitriton.ir.mlir import ir
 from minitriton.ir.warp_shuffle import WarpShuffle
 from tests.codegen.tile_kernel import (
@@ -145,3 +147,29 @@ def test_assembles(arch):
     kernel = TileKernel(["f16", "f16"], 4, arch)
     kernel.store(1, kernel.convert(kernel.load(0, src), dst))
     check_assembles(kernel.ptx(), arch)
+
+
+def vector(register, lane, warp=()):
+    bases = {"register": register, "lane": lane, "warp": list(warp)}
+    return LinearLayout.from_flat((64,), bases)
+
+
+@pytest.mark.parametrize("element", ["f16", "f32", "f64"])
+@with_context
+def test_rows_for_fragments_need_no_registers_for_lanes(element):
+    """Each lane keeps its place in a group of four: the segment mask of the shuffle says so."""
+    spread = vector([1], [2, 4, 8, 16, 32], [0, 0])
+    columns = vector([1, 8, 16, 32], [2, 4, 0, 0, 0], [0, 0])
+    plan, ptx = convert(spread, columns, element, 4)
+    assert isinstance(plan, WarpShuffle)
+    found = re.findall(r"shfl\.sync\.idx\.b32\s+%r\d+, %r\d+, (\w+), (\w+), -1", ptx)
+    assert {int(lane) for lane, _ in found} == set(range(0, 32, 4))
+    assert {int(bound) for _, bound in found} == {3 << 8 | 31}
+
+
+@with_context
+def test_lanes_that_are_calculated():
+    """The source lane has bits of the lane in other places."""
+    plan, ptx = convert(vector([1], [2, 4, 8, 16, 32]), vector([1, 8], [16, 32, 2, 4, 0]), "f32", 1)
+    assert isinstance(plan, WarpShuffle)
+    assert re.search(r"shfl\.sync\.idx\.b32\s+%r\d+, %r\d+, %r\d+, 31, -1", ptx)

@@ -111,18 +111,22 @@ def test_accumulator_sum(axis, shape):
     np.testing.assert_allclose(result, x.astype(np.float64).sum(axis), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("num_warps", [4, 16, 32])
 @with_context
-def test_argmax_of_two_operands():
-    layout = random_blocked(np.random.default_rng(3), (8, 128), 4)
-    kernel = TileKernel(["f32", "i32", "f32", "i32"], 4)
+def test_argmax_of_two_operands(num_warps):
+    columns = 32 * num_warps
+    layout = blocked((8, columns), (1, 1), (1, 32), (1, num_warps), (1, 0))
+    if num_warps == 4:
+        layout = random_blocked(np.random.default_rng(3), (8, columns), num_warps)
+    kernel = TileKernel(["f32", "i32", "f32", "i32"], num_warps)
     values = [kernel.load(0, layout), kernel.load(1, layout)]
     for argument, result in enumerate(reduce_op(kernel, values, 1, argmax), 2):
         kernel.store(argument, result)
-    x = np.random.default_rng(0).integers(0, 50, (8, 128)).astype(np.float32)
-    index = np.broadcast_to(np.arange(128, dtype=np.int32), (8, 128)).copy()
+    x = np.random.default_rng(0).integers(0, 50, (8, columns)).astype(np.float32)
+    index = np.broadcast_to(np.arange(columns, dtype=np.int32), (8, columns)).copy()
     arrays = [x, index, np.zeros(8, np.float32), np.zeros(8, np.int32)]
     plan = plan_reduction(layout, 1, (4, 4))
-    run(kernel.ptx(), arrays, 4, plan.scratch_bytes)
+    run(kernel.ptx(), arrays, num_warps, plan.scratch_bytes)
     np.testing.assert_array_equal(arrays[2], x.max(1))
     np.testing.assert_array_equal(arrays[3], x.argmax(1))
 

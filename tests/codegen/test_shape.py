@@ -112,7 +112,9 @@ def test_make_range_and_splat(start):
     attributes = {"start": i32_attr(start), "end": i32_attr(start + 256)}
     kernel.store(1, kernel.builder.op("mt.make_range", tile_type(i32, layout), (), attributes))
     scalar = kernel.builder.op("mt.load", i32, (kernel.block.arguments[0],))
-    kernel.store(2, kernel.builder.op("mt.splat", tile_type(i32, layout), (scalar,)))
+    b = kernel.builder
+    again = b.op("mt.unsplat", i32, (b.op("mt.splat", tile_type(i32, layout), (scalar,)),))
+    kernel.store(2, b.op("mt.splat", tile_type(i32, layout), (again,)))
     out = evaluate(kernel, [np.array([41], np.int32)], [(256,), (256,)], 2)
     np.testing.assert_array_equal(out[0], np.arange(start, start + 256))
     assert (out[1] == 41).all()

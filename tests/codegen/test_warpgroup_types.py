@@ -95,3 +95,13 @@ def test_a_copy_of_many_boxes_keeps_one_coordinate():
     ]
     few = matmul(torch.float32, False, (256, 128, 32)).ptx
     assert not re.search(r"add\.s32 c\d", few)
+
+
+def test_only_whole_operands_have_descriptors_outside_of_the_products():
+    """Those of sub-tiles would be held through loops that do not change an operand."""
+    ptx = matmul(torch.bfloat16, False, (256, 128, 64)).ptx
+    names = [name for _, _, _, operands in products(ptx) for name in operands[:2]]
+    outside = {name for name in names if name.startswith("%")}
+    inside = set(names) - outside
+    assert len(outside) == 2 and len(inside) == 2 * 4 - 1 + 3  # two tiles of A, four steps
+    assert all(re.search(rf"add\.s64 {name}, %rd\d+, \d+;", ptx) for name in inside)

@@ -150,7 +150,7 @@ def matmul_subject(
 
     def is_right(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *_: int) -> bool:
         scale = a.double().abs() @ b.double().abs()
-        bound = 1e-6 if result.itemsize == 4 and operands.itemsize < 4 else 2**-8
+        bound = 1e-6 if result.itemsize == 4 and operands.itemsize < 4 else 2**-8  # of bf16
         return bool(((c.double() - a.double() @ b.double()).abs() / scale).max() < bound)
 
     if specialize:
@@ -341,6 +341,18 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
     ),
     "attention, specialised": functools.partial(
         attention_subject, 64, 32, (128, 32), 2, specialize=True, num_warps=8, num_stages=2
+    ),
+    "matmul, three groups": functools.partial(
+        matmul_subject,
+        (384, 32, 64),
+        (192, 32, 32),
+        BF16,
+        specialize=True,
+        num_warps=12,
+        num_stages=2,
+    ),
+    "attention, three groups": functools.partial(
+        attention_subject, 64, 32, (192, 32), 2, specialize=True, num_warps=12, num_stages=2
     ),
     "warp-specialised": lambda: Subject(seeded_ptx.PTX, seeded_ptx.load),
     "matmul, cluster": lambda: Subject(cluster_gemm.PTX, cluster_gemm.load),

@@ -55,7 +55,7 @@ _REGISTERS = "consumers keep the registers of the launch: a matter of speed, or 
 #: Kinds of instructions that clusters change.
 _OF_CLUSTERS = ("cluster", "mapa", "mbarrier", "bulk load", "fence.mbarrier_init")
 
-#: Of both products with a producer warp.
+#: Of products with a producer warp.
 _SPLIT_PRODUCT = {
     "fence.mbarrier_init 1/2: removed": _OTHER_FENCE,
     "fence.mbarrier_init 2/2: removed": _OTHER_FENCE,
@@ -166,6 +166,11 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "wgmma.wait_group 4/4: one group less": _NOTHING_LEFT,
         "bar.sync 6/6: removed": _LAST_TURN,
     },
+    "matmul, three groups": {
+        **{name: why for name, why in _SPLIT_PRODUCT.items() if "bulk load" not in name},
+        **{f"bulk load {n}/4: by every thread": _ONE_THREAD for n in range(1, 5)},
+    },
+    "attention, three groups": {"bar.sync 6/6: removed": _LAST_TURN},
     "warp-specialised": {"setmaxnreg 2/2: removed": _REGISTERS},
     "matmul, cluster": {"mapa 1/1: to the other CTA": _EXCHANGED},
 }
@@ -173,6 +178,7 @@ EQUIVALENT: dict[str, dict[str, str]] = {
 ONLY = {
     "attention, specialised": ("bar.", "wgmma.", "mbarrier.arrive", "mbarrier wait", "setmax"),
     "matmul, ping-pong, pairs": _OF_CLUSTERS,
+    "attention, three groups": ("bar.", "mbarrier.arrive", "mbarrier.init"),
 }
 #: Defects that are at least seeded into each kernel, equivalent mutants not counted.
 LEAST = {
@@ -190,6 +196,8 @@ LEAST = {
     "matmul of bytes": 50,
     "matmul in tf32, specialised": 50,
     "attention, specialised": 60,
+    "matmul, three groups": 75,
+    "attention, three groups": 75,
     "warp-specialised": 60,
     "matmul, cluster": 40,
     "rows": 10,
@@ -243,6 +251,7 @@ TOGETHER = [
     ("matmul, pairs", r"fence\.mbarrier_init", True),
     ("matmul, ping-pong", r"bar\.(sync|arrive)\s+%r\d+, 256", True),  # turns keep phases apart
     ("attention, specialised", r"bar\.(sync|arrive) %r\d+, 256", False),  # turns are for speed
+    ("attention, three groups", r"bar\.(sync|arrive) %r\d+, 256", False),
 ]
 
 

@@ -1,7 +1,9 @@
-"""wgmma on tf32 and on bytes against numpy: which bits count, how sums wrap, what is refused."""
+"""wgmma on tf32, on bytes and with f16 sums against numpy: which bits count, how sums wrap or
+round, what is refused."""
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -67,11 +69,17 @@ def swizzled(matrix: np.ndarray) -> np.ndarray:
     return raw[at ^ (at >> 7 & 1) << 4]
 
 
-def results(ptx: str, a: np.ndarray, b: np.ndarray, start: np.ndarray) -> np.ndarray:
-    """[64, 8] sums of `start` and A times B; b is [8, depth]."""
+def inputs(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """What the kernels read; b is [8, depth]."""
     inp = np.zeros(4096 + 2048, np.uint8)
     inp[:2048], inp[2048 : 2048 + 256] = swizzled(a), swizzled(b)
     inp[4096:] = np.ascontiguousarray(a).view(np.uint8).reshape(-1)
+    return inp
+
+
+def results(ptx: str, a: np.ndarray, b: np.ndarray, start: np.ndarray) -> np.ndarray:
+    """[64, 8] sums of `start` and A times B."""
+    inp = inputs(a, b)
     thread, register = np.arange(128)[:, None], np.arange(4)[None, :]
     row = thread // 32 * 16 + thread % 32 // 4 + 8 * (register // 2)
     column = 2 * (thread % 4) + register % 2
@@ -113,6 +121,49 @@ def test_bytes(types: str, registers: bool) -> None:
     assert (total != total.astype(np.int32)).any()  # some sums wrap
 
 
+def half_sums(ptx: str, a: np.ndarray, b: np.ndarray, start: np.ndarray) -> np.ndarray:
+    """As `results`, for sums of f16, of which a thread has two registers."""
+    ptx = ptx.replace("{%r30, %r31, %r32, %r33}, %d5", "{%r30, %r31}, %d5")
+    ptx = ptx.replace("{%r30, %r31, %r32, %r33}, {%r20", "{%r30, %r31}, {%r20")
+    assembler.assemble(ptx, "sm_90a", "k")
+    thread, half = np.arange(128)[:, None, None], np.arange(2)[None, None, :]
+    row = thread // 32 * 16 + thread % 32 // 4 + 8 * np.arange(2)[None, :, None]
+    row, column = np.broadcast_arrays(row, 2 * (thread % 4) + half)
+    words = np.zeros((128, 4), np.uint32)
+    words[:, :2] = np.ascontiguousarray(start[row, column]).view(np.uint32)[:, :, 0]
+    run(ptx, words, inputs(a, b), block=128)
+    found = np.empty_like(start)
+    found[row, column] = np.ascontiguousarray(words[:, :2]).view(np.float16).reshape(row.shape)
+    return found
+
+
+@pytest.mark.parametrize("registers", [False, True])
+@pytest.mark.parametrize(("types", "kinds"), [
+    ("f16.f16", "f16 f16"), ("e4m3.e4m3", "e4m3 e4m3"), ("e4m3.e5m2", "e4m3 e5m2"),
+])  # fmt: skip
+def test_sums_of_f16(types: str, kinds: str, registers: bool) -> None:
+    """An instruction is summed exactly, then rounded once, to nearest even."""
+    numpy = {"f16": np.float16, "e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2}
+    left, right = (np.dtype(numpy[kind]) for kind in kinds.split())
+    depth = ROW_BYTES // left.itemsize
+    rng = np.random.default_rng(depth + registers)
+    a = rng.standard_normal((ROWS, depth)).astype(left)
+    b = rng.standard_normal((COLUMNS, depth)).astype(right)
+    start = rng.standard_normal((ROWS, COLUMNS)).astype(np.float16)
+    start[:2] = [[65504.0], [np.inf]]
+    a[2], b[:, 0] = 0, 1
+    a[2, 0], start[2] = 1, 2048  # halfway between 2048 and 2050 for column 0
+    if left == np.float16:
+        rest = ", 1, 1, 0" if registers else ", 1, 1, 0, 0"
+    else:
+        rest = ", 1, 1"
+    found = half_sums(product(f"f16.{types}", rest, depth, registers=registers), a, b, start)
+    exact = start.astype(np.float64) + a.astype(np.float64) @ b.astype(np.float64).T
+    with np.errstate(over="ignore"):
+        assert (found == exact.astype(np.float16)).all()
+    assert found[2, 0] == 2048 and np.isinf(found[1]).all()
+
+
 @pytest.mark.parametrize(
     ("types", "rest", "depth"),
     [
@@ -120,6 +171,8 @@ def test_bytes(types: str, registers: bool) -> None:
         ("f32.tf32.tf32", "", 8), ("f32.tf32.tf32", ", 1, 1", 16), ("f32.s8.s8", "", 32),
         ("s32.s8.s8", ", 1, 1", 32), ("s32.s8.s8", "", 16), ("s32.tf32.tf32", ", 1, 1", 8),
         ("satfinite.s32.s8.s8", "", 32), ("f32.f16.f16", ", 1, 1, 0, 0", 8),
+        ("f16.bf16.bf16", ", 1, 1, 0, 0", 16), ("f16.tf32.tf32", ", 1, 1", 8),
+        ("f16.f16.f16", ", 1, 1, 0, 0", 16),  # with the registers of f32 sums
     ],
 )  # fmt: skip
 def test_other_forms_are_refused(types: str, rest: str, depth: int) -> None:

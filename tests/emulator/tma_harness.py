@@ -164,7 +164,7 @@ def model_load(
 ) -> np.ndarray:
     """The bytes of a box in shared memory at offset ``start`` after it has been loaded."""
     view, there, here = _window(tensor, box, corner, box.dims)
-    fill = 0 if box.fill == "zero" else (1 << 8 * box.element_bytes - 1) - 1
+    fill = 0 if box.fill == "zero" else int("7FF7" * (box.element_bytes // 2), 16)
     dense = np.full(box.box[::-1], fill, f"u{box.element_bytes}")
     dense[here] = view[there].view(dense.dtype)
     chunks = dense.reshape(-1).view(np.uint8).reshape(-1, 16)

@@ -123,6 +123,22 @@ def test_scratch_of_several_operands():
     assert exchange.idle_lanes == 31 and exchange.idle_warps == 0
 
 
+@pytest.mark.parametrize(
+    ("warps", "sizes", "readers"),
+    [(8, (4,), 1), (8, (4, 8), 4), (16, (4,), 4), (32, (4, 4), 8), (32, (8,), 16), (16, (2,), 1)],
+)
+def test_many_partials_are_shared_among_lanes(warps, sizes, readers):
+    """As few as read 16 bytes each of the widest operand; each folds its part with the others'."""
+    layout = default_blocked((4096,), warps)
+    plan = plan_reduction(layout, 0, sizes)
+    assert plan.readers == readers and len(plan.reader_masks) == readers.bit_length() - 1
+    tile = random_tile(layout)
+    result = simulate_reduction(plan, spread(tile, layout), np.add)
+    assert (result == tile.sum()).all()
+    rows = default_blocked((64, 64), warps)  # lanes along the rows read other lines
+    assert plan_reduction(rows, 0, sizes).readers == 1
+
+
 @settings(max_examples=300)
 @given(st.data())
 def test_each_partial_has_one_writer(plain_layouts, data):

@@ -30,10 +30,6 @@ MAY_SPILL = {  # test: why its kernels cannot do with 255 registers
     "test_keys_that_resemble_each_other": "see above",
     "test_three_products_per_product": "Muon's second product: 16 bytes on sm_120a, likewise",
     "test_broadcast_then_reduce": "four warps hold a 128x128 tile: 128 registers, twice",
-    "test_gradients_of_attention_from_plain_source": "dk and dv: 16 bytes of addresses",
-    # grouped heads: 12 bytes of addresses in the kernel for dk and dv
-    "test_warpgroup_tiles[cpu-late-128, groups]": "see above",
-    "test_warpgroup_tiles[cpu-early-128, groups]": "see above",
 }
 
 TILES_FOR = {  # targets of tests that ask for their tiles
@@ -43,6 +39,7 @@ TILES_FOR = {  # targets of tests that ask for their tiles
     "test_attention_by_warpgroups": ("sm_90a",),
     "test_wide_attention_by_warpgroups": ("sm_90a",),
     "test_a_large_tile": ("sm_90a",),
+    "test_tiles_of_half_sums": ("sm_90a",),
     "test_epilogues_again_and_again": ("sm_90a",),
 }
 HOPPER_FILES = {
@@ -50,6 +47,7 @@ HOPPER_FILES = {
     "test_rings",
     "test_ping_pong",
     "test_clusters",
+    "test_row_groups",
 }  # and of files that do
 
 

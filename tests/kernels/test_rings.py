@@ -111,11 +111,10 @@ def test_two_products_in_a_loop(device):
     assert is_split(compiled) and (c.double() - a.double() @ b.double()).abs().max() < 1e-3
 
 
-@pytest.mark.parametrize("group", [1, 2])
-@pytest.mark.parametrize("causal", [True, False])
-def test_gradients_of_attention_from_plain_source(device, causal, group):
-    """Keys and values, loaded before loops in a loop, are copied once for each of these."""
-    tokens, heads, d, scale = 256, 2, 128, 128**-0.5
+def gradients_of_attention(device, tokens, d, group, causal, keys, queries):
+    """The two kernels, after a comparison of what they give; keys and queries: their (BLOCK_M,
+    BLOCK_N, num_warps, num_stages)."""
+    heads, scale = 2, d**-0.5
     q, grad = (halves(device, 1, tokens, heads, d) for _ in "qg")
     k, v = (halves(device, 1, tokens, heads // group, d) for _ in "kv")
     wide = [x.double().transpose(1, 2).requires_grad_() for x in (q, k, v)]
@@ -129,15 +128,27 @@ def test_gradients_of_attention_from_plain_source(device, causal, group):
     dq, dk, dv = (torch.full_like(x, NAN) for x in (q, k, v))
     shared = (q, k, v, grad, lse.contiguous(), delta.contiguous())
     rest = (scale, heads, tokens, *q.stride()[:3], *k.stride()[:3], d)
+    kernels = (
+        (attentions.attention_keys_kernel, (dk, dv), keys, (tokens // keys[1], heads // group)),
+        (attentions.attention_queries_kernel, (dq,), queries, (tokens // queries[0], heads)),
+    )
     made = [
-        attentions.attention_keys_kernel[(2, heads // group)](
-            *shared, dk, dv, *rest, 64, 128, group, causal, num_warps=8, num_stages=3
-        ),
-        attentions.attention_queries_kernel[(2, heads)](
-            *shared, dq, *rest, 128, 128, group, causal, num_warps=8, num_stages=2
-        ),
-    ]
-    assert all(is_split(kernel, kernel.persistent) for kernel in made)
+        kernel[grid](
+            *shared, *results, *rest, *blocks[:2], group, causal, num_warps=blocks[2],
+            num_stages=blocks[3],
+        )
+        for kernel, results, blocks, grid in kernels
+    ]  # fmt: skip
     for mine, right in zip((dq, dk, dv), expected, strict=True):
         error = (mine.double() - right.transpose(1, 2)).norm() / right.norm()
         assert error < 2e-3
+    return made
+
+
+@pytest.mark.parametrize("group", [1, 2])
+@pytest.mark.parametrize("causal", [True, False])
+def test_gradients_of_attention_from_plain_source(device, causal, group):
+    """Keys and values, loaded before loops in a loop, are copied once for each of these."""
+    keys, queries = (64, 128, 8, 3), (128, 128, 8, 2)
+    made = gradients_of_attention(device, 256, 128, group, causal, keys, queries)
+    assert all(is_split(kernel, kernel.persistent) for kernel in made)

@@ -18,6 +18,8 @@ def product(
     steps = tl.cdiv(K, BK)
     if KIND == "a write before":
         tl.store(out, tl.zeros((BM, BN), tl.float32), mask=inside)
+    elif KIND == "a wait before":
+        tl.extra.cuda.gdc_wait()
     elif KIND == "an end by program":
         steps = min(steps, tl.program_id(0) + 1)
     elif KIND == "an end that falls":

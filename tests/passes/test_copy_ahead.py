@@ -57,9 +57,10 @@ def test_stores_in_the_loop_want_num_stages_on_it(kernel, names, stages):
     x = np.random.default_rng(stages).standard_normal((5, 240)).astype(np.float32)
     arrays = [x, x[:, 3].copy(), np.zeros_like(x), np.zeros(256, np.float32)]
     module = kern.check(arrays, [5, 240])
-    assert names(module).count("mt.async_copy") == (0 if stages == 1 else stages)
+    assert names(module).count("mt.async_copy") == (0 if stages == 1 else 2 * stages)  # x, scale
+    assert names(module).count("mt.load") == (2 if stages == 1 else 0)
     (loop,) = (op for op in walk(kernel_of(module)) if op.name == "scf.for")
-    assert len(loop.results) == (1 if stages == 1 else 4)  # sum, two slot numbers, next scale
+    assert len(loop.results) == (1 if stages == 1 else 3)  # the sum, and two slot numbers
     said = any("copied ahead" in text for text in remarks_of(module))
     assert said == (stages > 1)
 
@@ -78,3 +79,19 @@ def test_what_stays_in_the_loop_is_not_copied(kernel, names):
     module = kern.check(arrays, [9])
     ops = names(module)
     assert ops.count("mt.local_alloc") == 1
+
+
+def test_scalars_are_copied_by_every_thread_for_itself(kernel, names):
+    """Those of four bytes or more: an element a thread, of which each takes its own."""
+
+    def compiled(dtype):
+        kern = kernel(
+            tile_kernels.scaled_rows, num_warps=2, x="*fp32", scale=f"*{dtype}", y="*fp32",
+            total="*fp32", rows="i32", n="i32:16", STAGES=3, BLOCK=256,
+        )  # fmt: skip
+        return kern.compile()
+
+    (taken,) = (op for op in walk(kernel_of(compiled("fp32"))) if op.name == "mt.unsplat")
+    assert tuple(taken.operands[0].type.shape) == (64,)
+    left = names(compiled("bf16"))
+    assert "mt.unsplat" not in left and left.count("mt.async_copy") == 3

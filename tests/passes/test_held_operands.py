@@ -13,7 +13,7 @@ NONE_LEFT, MANY = 0, 1 << 20  # registers that the dots of a loop may take
 
 @pytest.fixture
 def registers(monkeypatch):
-    return lambda count: monkeypatch.setattr(held_operands, "REGISTERS", count)
+    return lambda count: monkeypatch.setattr(held_operands, "OTHER_REGISTERS", 240 - count)
 
 
 def product(kernel, kind="", **changed):

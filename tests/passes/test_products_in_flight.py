@@ -63,6 +63,16 @@ def test_attention(kernel):
     ]  # fmt: skip
 
 
+def test_sums_of_fp16_as_a_left_operand(kernel):
+    """A is in the registers that the next iteration's first product writes."""
+    kern = kernel(
+        tile_kernels.half_sums, x="*fp16", y="*fp16", out="*fp16", n="i32:16", CHAIN=True, M=64,
+        N=64, K=32, target="sm_90a",
+    )  # fmt: skip
+    first, second = ops_named(kern.compile(tma=False), "mt.warpgroup_dot")
+    assert "mt.in_flight" in first.attributes and "mt.in_flight" not in second.attributes
+
+
 @pytest.mark.parametrize(
     ("form", "flying", "waits"),
     [

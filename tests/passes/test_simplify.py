@@ -87,6 +87,9 @@ def test_repeated_loads_are_shared_up_to_a_write():
     written = load("x") + store("%v") + load("y")
     written += "%s = arith.addi %x, %y : tensor<8xi32>\n" + store("%s")
     assert ops(simplified(written)).count("mt.load") == 2
+    waited = load("x") + '"mt.grid_wait"() : () -> ()\n' + load("y")
+    waited += "%s = arith.addi %x, %y : tensor<8xi32>\n" + store("%s")
+    assert ops(simplified(waited)).count("mt.load") == 2
     volatile = twice.replace("1, 0, 0>}", "1, 0, 0>, volatile}")
     assert ops(simplified(volatile)).count("mt.load") == 2
     assert ops(simplified(load("x"))).count("mt.load") == 0

@@ -190,6 +190,51 @@ def test_the_option_turns_it_off(kernel):
     assert not boxes(module) and not ops_named(module, "mt.tma_copy")
 
 
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("fill", "found"),
+    [
+        (0.0, ["zero", "zero"]),
+        (NAN, ["nan", "zero"]),
+        (-0.0, ["zero"]),
+        (1.0, ["zero"]),
+        (float("inf"), ["zero"]),
+        ("another NaN", ["zero"]),
+        ("-NaN", ["zero"]),
+    ],
+)
+def test_what_is_outside(kernel, fill, found):
+    """Zero or NaN, but not a certain NaN; anything else threads must load."""
+    kern = kernel(tma_kernels.filled, **MATRICES, **STRIDES, FILL=fill, target="sm_90a")
+    a, b, c = halves(48, 128), halves(56, 128), np.zeros((64, 64), np.float32)
+    module = kern.check([a, b, c], [48, 56, 128, 128, 128])
+    assert [spec["fill"] for spec in read_specs(module.operation)] == found
+    left = "load not pipelined: masked elements are neither zero nor NaN"
+    assert any(left in text for text in remarks_of(module)) == (len(found) == 1)
+
+
+@pytest.mark.parametrize(
+    ("changed", "count", "reason"),
+    [
+        ({}, 1, None),
+        ({"a": "*bf16", "b": "*bf16"}, 1, None),
+        ({"a": "*fp32", "b": "*fp32"}, 1, None),
+        ({"a": "*fp8e4nv", "b": "*fp8e4nv"}, 0, "it has no NaN for elements of 8 bits"),
+        ({"sa": "i32"}, 0, "the stride of dimension 0 is not a proved multiple of 16 B"),
+        ({"target": "sm_80"}, 0, None),
+    ],
+)
+def test_who_fills_with_nan(kernel, changed, count, reason):
+    arguments = {**MATRICES, **STRIDES, "FILL": NAN, "target": "sm_90a", **changed}
+    module = kernel(tma_kernels.filled, **arguments).compile()
+    assert [spec["fill"] for spec in read_specs(module.operation)].count("nan") == count
+    assert reasons(module) == ([reason] if reason else [])
+    left = "load not pipelined: only TMA fills with NaN"
+    assert any(left in text for text in remarks_of(module)) == (count == 0)
+
+
 def test_specs_are_plain_data(kernel):
     arguments = {**MATRICES, **STRIDES, "MASKED": True, "SUMMED": False, "target": "sm_90a"}
     module = kernel(tma_kernels.tutorial, **arguments).compile()
@@ -198,6 +243,6 @@ def test_specs_are_plain_data(kernel):
     assert first == {
         "base": 0, "offset": [], "strides": [[[1, [6]]]], "sizes": [[[1, [5]]], [[1, [3]]]],
         "box": [64, 64], "swizzle": 128, "element_bytes": 2, "element": "f16", "non_negative": [],
-        "spans": False, "signed": False,
+        "spans": False, "signed": False, "fill": "zero",
     }  # fmt: skip
     assert (second["base"], second["strides"]) == (1, [[[1, [7]]]])

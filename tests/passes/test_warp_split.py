@@ -103,6 +103,7 @@ def test_who_arrives_at_the_barriers(kernel):
 REFUSED = [
     ("a write before", {}, "the kernel writes memory before it"),
     ("an end from a while", {}, "the kernel writes memory before it"),
+    ("a wait before", {}, "the kernel waits for the one before it"),
     ("an end from a tile", {},
      "what it copies, or how often, depends on a tile (mt.reduce)"),
     ("a mask of no box", {"K": "i32:16"}, "threads make some of its copies"),

@@ -81,6 +81,48 @@ def test_everything_else_stays_on_mma_sync(kernel, blocks, options):
     assert "mt.shared_alignment" not in module.operation.attributes
 
 
+def half_sums(kernel, blocks, dtype="fp16", chain=False, **options):
+    m, n, k = blocks
+    given = {"num_stages": 3, "target": "sm_90a"} | options
+    return kernel(
+        tile_kernels.half_sums, x=f"*{dtype}", y=f"*{dtype}", out="*fp16", n="i32:16", CHAIN=chain,
+        M=m, N=n, K=k, **given,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("blocks", "count", "options"),
+    [
+        ((64, 64, 32), 1, {}),
+        ((128, 256, 32), 1, {}),  # fp32 sums would take all registers
+        ((256, 256, 32), 1, {"num_warps": 8}),
+        ((192, 256, 32), 1, {}),
+        ((256, 256, 32), 0, {}),
+        ((64, 384, 32), 0, {}),  # an instruction has no so many columns
+        ((64, 64, 32), 0, {"num_warps": 2}),
+        ((64, 64, 32), 0, {"target": "sm_80"}),
+    ],
+)
+def test_sums_of_fp16_take_half_a_register(kernel, blocks, count, options):
+    module = half_sums(kernel, blocks, **options).compile()
+    assert len(ops_named(module, "mt.warpgroup_dot")) == count
+    assert len(ops_named(module, "mt.dot")) == 1 - count
+
+
+def test_an_instruction_has_256_columns(kernel):
+    module = matmul(kernel, (64, 384, 32)).compile()
+    assert not ops_named(module, "mt.warpgroup_dot")
+
+
+@pytest.mark.parametrize("chain", [False, True])
+def test_the_meaning_of_fp16_sums_stays(kernel, chain):
+    rng = np.random.default_rng(chain)
+    x, y = (rng.standard_normal(s).astype(np.float16) for s in ((64, 96), (96, 64)))
+    kern = half_sums(kernel, (64, 64, 32), chain=chain)
+    module = kern.check([x, y, np.zeros((64, 64), np.float16)], [96])
+    assert len(ops_named(module, "mt.warpgroup_dot")) == 1 + chain
+
+
 def test_the_option_turns_it_off(kernel):
     module = matmul(kernel, (128, 128, 32)).compile(wgmma=False)
     assert not ops_named(module, "mt.warpgroup_dot")

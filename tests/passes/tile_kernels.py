@@ -278,3 +278,19 @@ def block_sums(
         inside = (row < parts) & (at[None, :] < columns)
         acc += tl.load(x + row * columns + at[None, :], mask=inside, other=0.0)
     tl.store(y + at, tl.sum(acc, 0))
+
+
+def half_sums(
+    x, y, out, n, CHAIN: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr
+):  # fmt: skip
+    """Sums in fp16 of x [M, n] times y [n, N]; CHAIN: of each product times the first rows of y."""
+    rm, rn, rk = tl.arange(0, M), tl.arange(0, N), tl.arange(0, K)
+    acc = tl.zeros((M, N), tl.float16)
+    for k in range(0, n, K):
+        left = tl.load(x + rm[:, None] * n + (k + rk)[None, :])
+        right = tl.load(y + (k + rk)[:, None] * N + rn[None, :])
+        if CHAIN:
+            left = tl.dot(left, right, out_dtype=tl.float16)
+            right = tl.load(y + rn[:, None] * N + rn[None, :])
+        acc = tl.dot(left, right, acc, out_dtype=tl.float16)
+    tl.store(out + rm[:, None] * N + rn[None, :], acc)

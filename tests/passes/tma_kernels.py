@@ -179,3 +179,21 @@ def last_first(out, n):
     tl.store(out + left * 4 + tl.arange(0, 4), left)
     tl.store(out + (left - 1) * 4 + tl.arange(0, 4), left)
     tl.store(out + (left + n) * 4 + tl.arange(0, 4), left)
+
+
+def filled(a, b, c, M, N, K, sa, sb, FILL: tl.constexpr):
+    """Rows of A past the end are `FILL`, and what comes of them is stored."""
+    rm, rn, rk = tl.arange(0, B), tl.arange(0, B), tl.arange(0, B)
+    element: tl.constexpr = a.dtype.element_ty
+    if FILL == "another NaN":
+        other = tl.full((B, B), 0x7E01, tl.int16).to(tl.float16, bitcast=True)
+    elif FILL == "-NaN":
+        other = tl.full((B, B), -0x200, tl.int16).to(tl.float16, bitcast=True)
+    else:
+        other = tl.full((B, B), FILL, element)
+    acc = tl.zeros((B, B), tl.float32)
+    for k in range(0, K, B):
+        x = tl.load(a + rm[:, None] * sa + (k + rk)[None, :], mask=rm[:, None] < M, other=other)
+        y = tl.load(b + (k + rk)[:, None] + rn[None, :] * sb, mask=rn[None, :] < N, other=0)
+        acc = tl.dot(x, y, acc.to(tl.float32))
+    tl.store(c + rm[:, None] * B + rn[None, :], acc)

@@ -7,7 +7,9 @@ Oracle: the thorough way's specialisation and values of the same call.
 from __future__ import annotations
 
 import ctypes
+import gc
 import random
+import weakref
 from collections import namedtuple
 from typing import Any, NamedTuple
 
@@ -297,3 +299,27 @@ def test_a_changed_class_of_tuple_compiles_anew(gpu: Gpu, make: Any) -> None:
     assert first is not second
     assert [p.name for p in second.spec.param("y").value] == ["y.head", "y.tail"]
     assert gpu.general == 0
+
+
+def test_changed_switches_are_read_again_on_request(
+    gpu: Gpu, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel, other = make(plain), make(plain)
+    first, theirs = kernel[(1,)](X, Y, 3), other[(1,)](X, Y, 3)
+    monkeypatch.setenv("MINITRITON_TMA", "0")
+    assert kernel[(1,)](X, Y, 3) is first
+    triton.reload_switches()
+    second = kernel[(1,)](X, Y, 3)
+    assert second is not first and other[(1,)](X, Y, 3) is not theirs
+    assert kernel[(1,)](X, Y, 3) is second and gpu.launchers == 4
+    monkeypatch.delenv("MINITRITON_TMA")
+    triton.reload_switches()
+    assert kernel[(1,)](X, Y, 3) is first  # kept
+    assert gpu.general == 0
+
+
+def test_reloading_keeps_no_kernel_alive(make: Any) -> None:
+    kernel = weakref.ref(make(plain))
+    gc.collect()
+    triton.reload_switches()
+    assert kernel() is None

@@ -17,7 +17,7 @@ from tests.runtime.test_launch import FUNCTION, FakeCuda
 #: A vector of `n` elements of an array.
 SPEC = {"base": 0, "offset": [], "strides": [], "sizes": [[[1, [1]]]], "box": [64], "swizzle": 0,
         "element_bytes": 2, "element": "f16", "non_negative": [],
-        "spans": False, "signed": False}  # fmt: skip
+        "spans": False, "signed": False, "fill": "zero"}  # fmt: skip
 
 
 def make(

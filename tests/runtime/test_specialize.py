@@ -146,6 +146,7 @@ def test_devices() -> None:
     ("name", "value", "match"),
     [
         ("num_warps", 3, "power of two"),
+        ("num_warps", 24, "power of two from 1 to 32, or 12"),
         ("num_warps", 64, "power of two"),
         ("num_warps", 0, "power of two"),
         ("num_warps", 4.0, "an int"),
@@ -162,6 +163,11 @@ def test_devices() -> None:
 def test_bad_options(name: str, value: Any, match: str) -> None:
     with pytest.raises(ArgumentError, match=match):
         check_options("k", {name: value})
+
+
+@pytest.mark.parametrize("value", [1, 8, 12, 32])
+def test_numbers_of_warps(value: int) -> None:
+    assert check_options("k", {"num_warps": value})["num_warps"] == value
 
 
 def test_options_with_default_values_do_not_change_the_key() -> None:

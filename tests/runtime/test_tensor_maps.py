@@ -1,6 +1,8 @@
 """Tensor maps from a launch's arguments, and launchers that pass them."""
 
+import ctypes
 import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from tests.runtime.test_launch import FUNCTION, FakeCuda
 SPEC = {  # argument 0: base; 1: rows; 2: columns; 3: stride; the map begins two rows in
     "base": 0, "offset": [[2, [3]]], "strides": [[[1, [3]]]], "sizes": [[[1, [2]]], None],
     "box": [64, 32], "swizzle": 128, "element_bytes": 2, "element": "bf16", "non_negative": [1],
-    "spans": False, "signed": False,
+    "spans": False, "signed": False, "fill": "zero",
 }  # fmt: skip
 
 
@@ -92,6 +94,45 @@ def test_launchers_take_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [call[-1][-1] for call in cuda.calls] == expected
     assert [TensorMap.unpack(image).dims[1] for image in expected] == [3, 3, 4, 3]
     assert plain == [(3, 1, 1, 0, 4096, 7, 100, 104)] * 3
+    run = launch.make_launcher(
+        FUNCTION, LaunchShape(128, 0, clusters=2, resident=4), ["*"] + ["int32"] * 3,
+        [(0,), (1,), (2,), (3,)], 4, launch_ex=cuda, multiple=False, maps=maps,
+        alone=lambda: lambda *arguments: plain.append(arguments),
+    )  # fmt: skip
+    run(3, 1, 1, 0, 4096, 7, 100, 104, memory=((4096, 832),))  # its form without clusters has maps
+    assert plain[3:] == [(3, 1, 1, 0, 4096, 7, 100, 104, ((4096, 832),))]
+
+
+def test_what_is_outside_goes_into_the_map(monkeypatch: pytest.MonkeyPatch) -> None:
+    filled = tensor_maps.tensor_map({**SPEC, "fill": "nan"}, [4096, 7, 100, 104])
+    zeros = tensor_maps.tensor_map(SPEC, [4096, 7, 100, 104])
+    assert filled is not None and zeros is not None
+    assert (filled.fill, zeros.fill) == ("nan", "zero")
+    given = []
+
+    class Names:
+        """Enumerations whose members are their names, and a driver that keeps what it is given."""
+
+        def __getattr__(self, name: str) -> Any:
+            return name if name.startswith("CU_") or name[0].islower() else self
+
+        def cuuint64_t(self, number: int) -> int:
+            return number
+
+        cuuint32_t = cuuint64_t
+
+        def cuTensorMapEncodeTiled(self, *values: Any) -> Any:
+            given.append(values)
+            image = ctypes.create_string_buffer(MAP_BYTES)
+            return SimpleNamespace(getPtr=lambda: ctypes.addressof(image), image=image)
+
+    monkeypatch.setattr(tensor_maps.driver, "bindings", Names)
+    monkeypatch.setattr(tensor_maps.driver, "check", lambda made, what: made)
+    for found in (filled, zeros):
+        assert len(tensor_maps._encode(found, "bf16")) == MAP_BYTES
+    assert [values[0] for values in given] == ["CU_TENSOR_MAP_DATA_TYPE_BFLOAT16"] * 2
+    prefix = "CU_TENSOR_MAP_FLOAT_OOB_FILL_"
+    assert [values[-1] for values in given] == [prefix + "NAN_REQUEST_ZERO_FMA", prefix + "NONE"]
 
 
 def test_polynomials() -> None:

@@ -1,7 +1,8 @@
-"""`tl.extra.cuda`: the name under which Triton kernels import libdevice."""
+"""`tl.extra.cuda`: libdevice under the name that Triton kernels import, and dependent launch."""
 
 from __future__ import annotations
 
+from minitriton.frontend.lang_program import gdc_launch_dependents, gdc_wait
 from minitriton.language.extra.cuda import libdevice
 
-__all__ = ["libdevice"]
+__all__ = ["gdc_launch_dependents", "gdc_wait", "libdevice"]
