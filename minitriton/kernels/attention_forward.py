@@ -41,23 +41,34 @@ def _hide(scores, row, start, queries, keys, C: tl.constexpr):
 
 
 @triton.jit
+def _load_queries(q_ptr, q_token, first, queries, C: tl.constexpr):
+    """Both tiles of channels; the first twice if there is no second."""
+    q1 = load_tile(q_ptr, q_token, first, queries, C.BLOCK_M, C.HEAD_READ, C.TILE, True)
+    q2 = q1
+    if C.REST > 0:
+        q2 = load_tile(
+            q_ptr + C.HEAD, q_token, first, queries, C.BLOCK_M, C.REST_READ, C.REST, True
+        )
+    return q1, q2
+
+
+@triton.jit
 def _walk(
-    acc, total, peak, q_ptr, k_ptr, rest_ptr, v_ptr, q_token, k_token, rest_token, v_token, first,
-    low, full, end, queries, keys, scale, seed, plane, threshold,
+    acc, total, peak, held1, held2, q_ptr, k_ptr, rest_ptr, v_ptr, q_token, k_token, rest_token,
+    v_token, first, low, full, end, queries, keys, scale, seed, plane, threshold,
     HIDES: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
     """Takes the keys from `low` to `end` into the running sums; HIDES: "none", "all", or "some",
-    those from `full` on. q is loaded where it is used: the compiler copies it to shared memory
-    once, and registers stay free."""
+    those from `full` on. Unless HELD, q is loaded where it is used: the compiler copies it to
+    shared memory once, and registers stay free."""
     row = first + tl.arange(0, C.BLOCK_M)[:, None]
     for start in tl.range(low, end, C.BLOCK_N):
-        q1 = load_tile(q_ptr, q_token, first, queries, C.BLOCK_M, C.HEAD_READ, C.TILE, True)
+        q1, q2 = held1, held2
+        if not C.HELD:
+            q1, q2 = _load_queries(q_ptr, q_token, first, queries, C)
         k1 = load_tile(k_ptr, k_token, start, keys, C.BLOCK_N, C.HEAD_READ, C.TILE, True)
         scores = tl.dot(q1, tl.trans(k1), input_precision=C.PRECISION)
         if C.REST > 0:
-            q2 = load_tile(
-                q_ptr + C.HEAD, q_token, first, queries, C.BLOCK_M, C.REST_READ, C.REST, True
-            )
             k2 = load_tile(rest_ptr, rest_token, start, keys, C.BLOCK_N, C.REST_READ, C.REST, True)
             scores = tl.dot(q2, tl.trans(k2), scores, input_precision=C.PRECISION)
         if HIDES == "all":
@@ -112,19 +123,20 @@ def _forward_kernel(
     seed = tl.load(seed_ptr) if C.DROPOUT else 0
     plane = sequence * heads + head
     full, end = visible_keys(first, queries, keys, C)
+    q1, q2 = _load_queries(q_ptr, q_token, first, queries, C) if C.HELD else (0, 0)
     if C.PEELED:
         acc, total, peak = _walk(
-            acc, total, peak, q_ptr, k_ptr, rest_ptr, v_ptr, q_token, k_token, rest_token, v_token,
-            first, 0, full, full, queries, keys, scale, seed, plane, threshold, "none", C,
+            acc, total, peak, q1, q2, q_ptr, k_ptr, rest_ptr, v_ptr, q_token, k_token, rest_token,
+            v_token, first, 0, full, full, queries, keys, scale, seed, plane, threshold, "none", C,
         )  # fmt: skip
         acc, total, peak = _walk(
-            acc, total, peak, q_ptr, k_ptr, rest_ptr, v_ptr, q_token, k_token, rest_token, v_token,
-            first, full, full, end, queries, keys, scale, seed, plane, threshold, "all", C,
+            acc, total, peak, q1, q2, q_ptr, k_ptr, rest_ptr, v_ptr, q_token, k_token, rest_token,
+            v_token, first, full, full, end, queries, keys, scale, seed, plane, threshold, "all", C,
         )  # fmt: skip
     else:
         acc, total, peak = _walk(
-            acc, total, peak, q_ptr, k_ptr, rest_ptr, v_ptr, q_token, k_token, rest_token, v_token,
-            first, 0, full, end, queries, keys, scale, seed, plane, threshold, "some", C,
+            acc, total, peak, q1, q2, q_ptr, k_ptr, rest_ptr, v_ptr, q_token, k_token, rest_token,
+            v_token, first, 0, full, end, queries, keys, scale, seed, plane, threshold, "some", C,
         )  # fmt: skip
     row = first + tl.arange(0, C.BLOCK_M)
     to = lse_ptr + (batch * heads + head).to(tl.int64) * tokens + begin + row
@@ -145,7 +157,10 @@ def forward(call: Operands, plan: Plan, out: torch.Tensor, lse: torch.Tensor) ->
     # threads copy packed sequences, and their offsets take registers: wide rows leave too few
     crowded = plan.PACKED and (plan.V_TILE > 128 or plan.V < plan.V_TILE)
     peeled = plan.WARPGROUPS and block_m == 128 and not crowded
-    plan = dataclasses.replace(plan, BLOCK_M=block_m, BLOCK_N=block_n, PEELED=peeled)
+    held = peeled and not plan.PACKED
+    plan = dataclasses.replace(
+        plan, BLOCK_M=block_m, BLOCK_N=block_n, PEELED=peeled, HELD=held
+    )  # fmt: skip
     gate = call.q if call.gate is None else call.gate
     grid = (tiles_of(call.q.shape[1], block_m, call.cu_seqlens), call.q.shape[2], call.q.shape[0])
     _forward_kernel[grid](

@@ -143,6 +143,7 @@ class Plan:
     ALIGN: int  # elements in 16 bytes: divides all strides
     WARPGROUPS: bool  # 16-bit products run on wgmma, beside the threads
     PEELED: bool  # keys that not all queries see have a loop of their own there
+    HELD: bool  # it loads q before its loops, for the compiler to keep in registers
     BLOCK_M: int = 0
     BLOCK_N: int = 0
     APART: int = 1  # how far tokens of dq, dk and dv lie apart, in times their own size
@@ -244,7 +245,7 @@ class Operands:
             PACKED=self.cu_seqlens is not None, SHARED=shared, GROUPED=False,
             DROPOUT=self.dropout > 0, PRECISION=precision, ALIGN=16 // self.q.element_size(),
             WARPGROUPS=self.q.element_size() == 2 and has_warpgroups(self.q.device),
-            PEELED=False,
+            PEELED=False, HELD=False,
         )  # fmt: skip
 
     def lists(self) -> tuple[torch.Tensor, torch.Tensor]:
