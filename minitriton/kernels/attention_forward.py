@@ -30,68 +30,66 @@ from minitriton.kernels.attention_tiles import (
     visible_keys,
 )
 
-LONG = 1024  # keys from which one more iteration does not count
-
 
 @triton.jit
 def _hide(scores, row, start, queries, keys, C: tl.constexpr):
-    """Scores of keys that a query does not see become -inf."""
+    """Scores of keys that a query does not see become -inf. A row behind the last query, which is
+    not stored, may see keys behind the last one: those are zeros."""
     column = start + tl.arange(0, C.BLOCK_N)[None, :]
-    seen = (column < keys) & (row >= 0)
-    if C.CAUSAL:
-        seen = seen & (column <= row + keys - queries)
+    seen = column <= row + (keys - queries) if C.CAUSAL else column < keys
     return tl.where(seen, scores, -float("inf"))
 
 
 @triton.jit
+def _load_queries(q_ptr, q_token, first, queries, C: tl.constexpr):
+    """Both tiles of channels; the first twice if there is no second."""
+    q1 = load_tile(q_ptr, q_token, first, queries, C.BLOCK_M, C.HEAD_READ, C.TILE, True)
+    q2 = q1
+    if C.REST > 0:
+        q2 = load_tile(
+            q_ptr + C.HEAD, q_token, first, queries, C.BLOCK_M, C.REST_READ, C.REST, True
+        )
+    return q1, q2
+
+
+@triton.jit
 def _walk(
-    acc, total, peak, pending, q_ptr, k_ptr, rest_ptr, v_ptr, q_token, k_token, rest_token,
+    acc, total, peak, held1, held2, q_ptr, k_ptr, rest_ptr, v_ptr, q_token, k_token, rest_token,
     v_token, first, low, full, end, queries, keys, scale, seed, plane, threshold,
     HIDES: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
     """Takes the keys from `low` to `end` into the running sums; HIDES: "none", "all", or "some",
-    those from `full` on. q is loaded where it is used: the compiler copies it to shared memory
-    once, and registers stay free. If AHEAD, p of one iteration, `pending`, meets v in the next,
-    beside the softmax there; one more iteration than there are keys for ends that."""
+    those from `full` on. Unless HELD, q is loaded where it is used: the compiler copies it to
+    shared memory once, and registers stay free."""
     row = first + tl.arange(0, C.BLOCK_M)[:, None]
-    further = C.BLOCK_N if C.AHEAD and HIDES != "none" else 0
-    for start in tl.range(low, end + further, C.BLOCK_N):
-        q1 = load_tile(q_ptr, q_token, first, queries, C.BLOCK_M, C.HEAD_READ, C.TILE, True)
+    for start in tl.range(low, end, C.BLOCK_N):
+        q1, q2 = held1, held2
+        if not C.HELD:
+            q1, q2 = _load_queries(q_ptr, q_token, first, queries, C)
         k1 = load_tile(k_ptr, k_token, start, keys, C.BLOCK_N, C.HEAD_READ, C.TILE, True)
         scores = tl.dot(q1, tl.trans(k1), input_precision=C.PRECISION)
         if C.REST > 0:
-            q2 = load_tile(
-                q_ptr + C.HEAD, q_token, first, queries, C.BLOCK_M, C.REST_READ, C.REST, True
-            )
             k2 = load_tile(rest_ptr, rest_token, start, keys, C.BLOCK_N, C.REST_READ, C.REST, True)
             scores = tl.dot(q2, tl.trans(k2), scores, input_precision=C.PRECISION)
-        if C.AHEAD:
-            before = start - C.BLOCK_N  # rows before the first are zeros
-            v = load_tile(v_ptr, v_token, before, keys, C.BLOCK_N, C.V_READ, C.V_TILE, True, True)
-            acc = tl.dot(pending, v, acc, input_precision=C.PRECISION)
-        rescale = tl.full([C.BLOCK_M], 1.0, tl.float32)
-        if further == 0 or start < end:
-            if HIDES == "all":
-                scores = _hide(scores, row, start, queries, keys, C)
-            if HIDES == "some" and start >= full:
-                scores = _hide(scores, row, start, queries, keys, C)
-            higher = tl.maximum(peak, tl.max(scores, 1) * scale)
+        if HIDES == "all":
+            scores = _hide(scores, row, start, queries, keys, C)
+        if HIDES == "some" and start >= full:
+            scores = _hide(scores, row, start, queries, keys, C)
+        higher = tl.maximum(peak, tl.max(scores, 1) * scale)
+        centre = higher
+        if HIDES != "none":
             centre = tl.where(higher == -float("inf"), 0.0, higher)  # has seen nothing yet
-            weights = tl.exp2(scores * scale - centre[:, None])
-            rescale = tl.exp2(peak - centre)
-            total = total * rescale + tl.sum(weights, 1)
-            if C.DROPOUT:
-                keep = kept(seed, plane, first, start, threshold, C.BLOCK_M, C.BLOCK_N, False)
-                weights = tl.where(keep, weights, 0.0)
-            p = weights.to(v_ptr.dtype.element_ty)
-            peak = higher
-            if C.AHEAD:
-                pending = p
-        acc = acc * rescale[:, None]
-        if not C.AHEAD:
-            v = load_tile(v_ptr, v_token, start, keys, C.BLOCK_N, C.V_READ, C.V_TILE, True)
-            acc = tl.dot(p, v, acc, input_precision=C.PRECISION)
-    return acc, total, peak, pending
+        weights = tl.exp2(scores * scale - centre[:, None])
+        rescale = tl.exp2(peak - centre)
+        total = total * rescale + tl.sum(weights, 1)
+        if C.DROPOUT:
+            keep = kept(seed, plane, first, start, threshold, C.BLOCK_M, C.BLOCK_N, False)
+            weights = tl.where(keep, weights, 0.0)
+        v = load_tile(v_ptr, v_token, start, keys, C.BLOCK_N, C.V_READ, C.V_TILE, True)
+        p = weights.to(v_ptr.dtype.element_ty)
+        acc = tl.dot(p, v, acc * rescale[:, None], input_precision=C.PRECISION)
+        peak = higher
+    return acc, total, peak
 
 
 @triton.jit(do_not_specialize=(*UNSPECIALIZED, "g_batch", "g_token", "g_head"))
@@ -101,12 +99,14 @@ def _forward_kernel(
     g_batch, g_token, g_head, tokens, keys, heads, share, sequences, threshold: tl.uint32, scale,
     kept_scale, C: tl.constexpr,
 ):  # fmt: skip
-    tile = tl.num_programs(0) - 1 - tl.program_id(0)  # with a causal mask the longest come first
+    tile = tl.program_id(0)
+    if C.CAUSAL:
+        tile = tl.num_programs(0) - 1 - tile  # the longest come first
     head = tl.program_id(1)
     batch, sequence, first, begin, queries, keys = locate(
         tile, cu_ptr, sequences, tokens, keys, C.BLOCK_M, C.PACKED
     )
-    if first >= queries:
+    if C.PACKED and first >= queries:
         return
     q_ptr = at_head(q_ptr, q_batch, q_token, q_head, batch, begin, head, C.ALIGN)
     own = head // share
@@ -122,20 +122,20 @@ def _forward_kernel(
     peak = tl.full([C.BLOCK_M], -float("inf"), tl.float32)
     seed = tl.load(seed_ptr) if C.DROPOUT else 0
     plane = sequence * heads + head
-    pending = tl.zeros([C.BLOCK_M, C.BLOCK_N], v_ptr.dtype.element_ty) if C.AHEAD else 0
     full, end = visible_keys(first, queries, keys, C)
+    q1, q2 = _load_queries(q_ptr, q_token, first, queries, C) if C.HELD else (0, 0)
     if C.PEELED:
-        acc, total, peak, pending = _walk(
-            acc, total, peak, pending, q_ptr, k_ptr, rest_ptr, v_ptr, q_token, k_token, rest_token,
+        acc, total, peak = _walk(
+            acc, total, peak, q1, q2, q_ptr, k_ptr, rest_ptr, v_ptr, q_token, k_token, rest_token,
             v_token, first, 0, full, full, queries, keys, scale, seed, plane, threshold, "none", C,
         )  # fmt: skip
-        acc, total, peak, pending = _walk(
-            acc, total, peak, pending, q_ptr, k_ptr, rest_ptr, v_ptr, q_token, k_token, rest_token,
+        acc, total, peak = _walk(
+            acc, total, peak, q1, q2, q_ptr, k_ptr, rest_ptr, v_ptr, q_token, k_token, rest_token,
             v_token, first, full, full, end, queries, keys, scale, seed, plane, threshold, "all", C,
         )  # fmt: skip
     else:
-        acc, total, peak, pending = _walk(
-            acc, total, peak, pending, q_ptr, k_ptr, rest_ptr, v_ptr, q_token, k_token, rest_token,
+        acc, total, peak = _walk(
+            acc, total, peak, q1, q2, q_ptr, k_ptr, rest_ptr, v_ptr, q_token, k_token, rest_token,
             v_token, first, 0, full, end, queries, keys, scale, seed, plane, threshold, "some", C,
         )  # fmt: skip
     row = first + tl.arange(0, C.BLOCK_M)
@@ -154,13 +154,12 @@ def _forward_kernel(
 def forward(call: Operands, plan: Plan, out: torch.Tensor, lse: torch.Tensor) -> None:
     """Fills out [B, T, H, V], contiguous, and lse [B, H, T]."""
     block_m, block_n, warps, stages = _tile(plan, call.q.element_size())
-    ahead = plan.WARPGROUPS and not plan.DROPOUT and call.k.shape[1] >= LONG
-    # with narrow heads the arithmetic takes longer than the products, with wide ones registers end
-    ahead = ahead and 64 < plan.TILE <= 128
-    # offsets of packed sequences and dropout's words take the registers of a second loop
-    peeled = plan.WARPGROUPS and warps == 8 and not (plan.PACKED or plan.DROPOUT)
+    # threads copy packed sequences, and their offsets take registers: wide rows leave too few
+    crowded = plan.PACKED and (plan.V_TILE > 128 or plan.V < plan.V_TILE)
+    peeled = plan.WARPGROUPS and block_m == 128 and not crowded
+    held = peeled and not plan.PACKED
     plan = dataclasses.replace(
-        plan, BLOCK_M=block_m, BLOCK_N=block_n, AHEAD=ahead, PEELED=peeled
+        plan, BLOCK_M=block_m, BLOCK_N=block_n, PEELED=peeled, HELD=held
     )  # fmt: skip
     gate = call.q if call.gate is None else call.gate
     grid = (tiles_of(call.q.shape[1], block_m, call.cu_seqlens), call.q.shape[2], call.q.shape[0])

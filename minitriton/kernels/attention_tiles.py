@@ -34,19 +34,16 @@ UNSPECIALIZED = (  # their values change no code
 @triton.jit
 def load_tile(
     ptr, stride, first, limit, ROWS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
-    MASKED: tl.constexpr, FROM_ZERO: tl.constexpr = False,
+    MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Rows first .. first + ROWS of a matrix, zeros from column WIDTH and, if MASKED, row limit;
-    if FROM_ZERO, where first may be negative, also before row 0."""
+    """Rows first .. first + ROWS of a matrix, zeros from column WIDTH and, if MASKED, row limit."""
     row = tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, BLOCK)[None, :]
     at = ptr + tl.to_tensor(first).to(tl.int64) * stride + (row * stride + column)
     mask = row < limit - first if MASKED else row >= 0
-    if FROM_ZERO:
-        mask = mask & (row >= -first)
     if WIDTH < BLOCK:
         tile = tl.load(at, mask=mask & (column < WIDTH), other=0.0)
-    elif MASKED or FROM_ZERO:
+    elif MASKED:
         tile = tl.load(at, mask=mask & (column >= 0), other=0.0)
     else:
         tile = tl.load(at)
@@ -145,8 +142,8 @@ class Plan:
     PRECISION: str
     ALIGN: int  # elements in 16 bytes: divides all strides
     WARPGROUPS: bool  # 16-bit products run on wgmma, beside the threads
-    AHEAD: bool  # the forward kernel multiplies by v an iteration later
     PEELED: bool  # keys that not all queries see have a loop of their own there
+    HELD: bool  # it loads q before its loops, for the compiler to keep in registers
     BLOCK_M: int = 0
     BLOCK_N: int = 0
     APART: int = 1  # how far tokens of dq, dk and dv lie apart, in times their own size
@@ -248,7 +245,7 @@ class Operands:
             PACKED=self.cu_seqlens is not None, SHARED=shared, GROUPED=False,
             DROPOUT=self.dropout > 0, PRECISION=precision, ALIGN=16 // self.q.element_size(),
             WARPGROUPS=self.q.element_size() == 2 and has_warpgroups(self.q.device),
-            AHEAD=False, PEELED=False,
+            PEELED=False, HELD=False,
         )  # fmt: skip
 
     def lists(self) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,5 +1,7 @@
 """Attention in the tiles that it takes where products run on warpgroups (wgmma, sm_90a)."""
 
+import re
+
 import pytest
 import torch
 
@@ -14,17 +16,19 @@ PACKED = {"cu_seqlens": torch.tensor([0, 66, 66, 190], dtype=torch.int32)}
 SQUARE = ((1, 190, 2, 64),) * 3
 KEYS = ((1, 130, 1, 128),) * 2
 WIDE = ((1, 190, 1, 128),) * 3
-CASES = {  # functions, shapes of the arguments, options, keys from which v comes an iteration later
-    "64": (attention, SQUARE, {}, 64),
-    "64, short": (attention, SQUARE, {}, 1024),
-    "64, dropout": (packed_attention, ((1, 130, 192),), {"heads": 1, **DROPPED}, 64),
-    "128": (attention, WIDE, {}, 64),
-    "128, all keys": (attention, ((1, 70, 1, 128), *KEYS), {"causal": False}, 64),
-    "128, packed": (attention, WIDE, PACKED, 64),
-    "128, dropout": (attention, WIDE, DROPPED, 64),
-    "128, groups": (attention, ((1, 70, 4, 128), *KEYS), {}, 64),
-    "mla": (mla_attention, ((1, 190, 1, 192), WIDE[0], (1, 190, 64), WIDE[0], WIDE[0]), {}, 64),
-    "96 + 32": (attention, ((1, 70, 1, 96),) * 3, {}, 64),
+CASES = {  # functions, shapes of the arguments, options
+    "64": (attention, SQUARE, {}),
+    "64, dropout": (packed_attention, ((1, 130, 192),), {"heads": 1, **DROPPED}),
+    "128": (attention, WIDE, {}),
+    "128, all keys": (attention, ((1, 70, 1, 128), *KEYS), {"causal": False}),
+    "128, few keys": (attention, ((1, 270, 1, 128), *KEYS), {}),
+    "128, packed": (attention, WIDE, PACKED),
+    "128, dropout": (attention, WIDE, DROPPED),
+    "128, groups": (attention, ((1, 70, 4, 128), *KEYS), {}),
+    "mla": (mla_attention, ((1, 190, 1, 192), WIDE[0], (1, 190, 64), WIDE[0], WIDE[0]), {}),
+    "96 + 32": (attention, ((1, 70, 1, 96),) * 3, {}),
+    "256": (attention, ((1, 190, 1, 256),) * 3, {}),
+    "256, packed": (attention, ((1, 190, 1, 256),) * 3, PACKED),
 }
 REFERENCES = {
     attention: attention_reference,
@@ -37,10 +41,9 @@ pytestmark = pytest.mark.usefixtures("hopper")
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_warpgroup_tiles(device, case, monkeypatch):
+def test_warpgroup_tiles(device, case):
     """Result and gradients, and that all products are wgmma."""
-    function, shapes, options, long = CASES[case]
-    monkeypatch.setattr(attention_forward, "LONG", long)
+    function, shapes, options = CASES[case]
     made: list = []
     compile_hooks.append(made.append)
     inputs = [torch.randn(s, device=device).bfloat16().requires_grad_() for s in shapes]
@@ -55,4 +58,34 @@ def test_warpgroup_tiles(device, case, monkeypatch):
     theirs = (expected, *torch.autograd.grad(expected, wide, grad.double()))
     for mine, right in zip(ours, theirs, strict=True):
         assert ((mine.double() - right).norm() / right.norm()).item() < 5e-3
-    assert not any("mma.sync" in kernel.asm["ptx"] for kernel in made)
+    narrow = inputs[0].shape[-1] <= 192  # behind wider heads the way back is on mma.sync
+    on_warpgroups = [x for x in made if narrow or x.name == "_forward_kernel"]
+    assert not any("mma.sync" in kernel.asm["ptx"] for kernel in on_warpgroups)
+
+
+class Recorder:
+    """Launches a kernel and keeps what was compiled."""
+
+    def __init__(self, kernel):
+        self.kernel, self.compiled = kernel, None
+
+    def __getitem__(self, grid):
+        def launch(*args, **options):
+            self.compiled = self.kernel[grid](*args, **options)
+
+        return launch
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_unmasked_loop(device, causal, monkeypatch):
+    """Keys that all queries see meet no mask; without a causal mask programs share CTAs."""
+    recorder = Recorder(attention_forward._forward_kernel)
+    monkeypatch.setattr(attention_forward, "_forward_kernel", recorder)
+    attention(*(torch.randn(1, 256, 1, 128, device=device).bfloat16(),) * 3, causal=causal)
+    between = recorder.compiled.asm["tile"].split("mt.warpgroup_dot")  # two in each of two loops
+    assert len(between) == 5
+    masks = [re.search("arith.select .*tensor<", text) for text in (between[1], between[3])]
+    assert masks[0] is None and masks[1] is not None
+    remarks = recorder.compiled.metadata["remarks"]
+    assert ("persistent: each CTA" in remarks) == (not causal)
+    assert "store by TMA" in remarks
