@@ -10,6 +10,7 @@ from minitriton.codegen.memory import operand_list, to_words, vector_suffix
 from minitriton.codegen.shared_address import (
     MAX_ACCESS_BYTES,
     ThreadAddress,
+    meet,
     shared_word,
     writers,
 )
@@ -119,6 +120,8 @@ def lower_async_commit(lowering: Lowering, op: ir.Operation) -> None:
 def lower_async_wait(lowering: Lowering, op: ir.Operation) -> None:
     pending = ir.IntegerAttr.get(lowering.i32, integer_attribute(op, "pending"))
     lowering.create("nvvm.cp.async.wait.group", [], (), {"n": pending})
+    if "of_warp" in op.attributes:
+        meet(lowering, warp_local=True)
 
 
 RULES = {

@@ -5,7 +5,7 @@
             i+stages-1; reduce(local_load slot) }; wait for all
 
 While rows are reduced, the next ones are on their way; no barrier and no register is spent on it.
-Scalars of four bytes or more come along: each thread copies its own, so that none is waited for.
+Scalars of four bytes or more come along: a lane of each warp copies them for its warp.
 Only where the loop itself has num_stages: the copies cost instructions, which loops bound by
 instructions lack, and shared memory. Requires: layouts. Ensures: the same values; copies past the
 last iteration are masked off.
@@ -105,11 +105,11 @@ def _staged_scalars(
     module: ir.Module, scalars: list[ir.Operation], staged: list[Staged], ahead: AheadOfTime
 ) -> list[Staged]:
     """Those of `scalars` that change from iteration to iteration, made tiles of one element a
-    thread; not what the addresses of other copies need, which is loaded ahead anyway."""
+    warp; not what the addresses of other copies need, which is loaded ahead anyway."""
     needed: set[ir.Operation] = set()
     for s in staged:
         _collect_loads(list(s.load.operands)[:2], ahead.body, needed)
-    layout = _one_each(32 * int_attribute(module.operation, "mt.num_warps"))
+    layout = _one_each(int_attribute(module.operation, "mt.num_warps"))
     slot = LinearLayout.shared(layout.shape, [(n,) for n in _powers(layout.shape[0])])
     found = []
     for load in reversed(scalars):  # what an address needs comes before it
@@ -118,7 +118,7 @@ def _staged_scalars(
         if able and is_used(load) and size >= SCALAR_BYTES and not is_fixed(load, ahead):
             _collect_loads(list(load.operands), ahead.body, needed)
             tile = _as_tile(load, layout)
-            found.append(Staged(tile, slot, layout.shape[0] * size, private=True))
+            found.append(Staged(tile, slot, layout.shape[0] * size, private=True, of_warp=True))
     return found
 
 
@@ -132,10 +132,10 @@ def _collect_loads(values: list[Value], body: ir.Block, found: set[ir.Operation]
             _collect_loads(list(op.operands), body, found)
 
 
-def _one_each(threads: int) -> LinearLayout:
-    """Element number t belongs to thread t."""
-    bits = [(n,) for n in _powers(threads)]
-    return LinearLayout.distributed((threads,), [], bits[:5], bits[5:])
+def _one_each(warps: int) -> LinearLayout:
+    """Element number w belongs to all lanes of warp w."""
+    bits = [(n,) for n in _powers(warps)]
+    return LinearLayout.distributed((warps,), [], [(0,)] * 5, bits)
 
 
 def _as_tile(load: ir.Operation, layout: LinearLayout) -> ir.Operation:

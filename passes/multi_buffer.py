@@ -45,7 +45,7 @@ class Staged:
 
     alignment: that of the buffer where wgmma is to read it, else 1. map: of the tensor, if TMA is
     to copy it; order: the load's dimensions, fastest first. private: every thread reads what it
-    copied itself, so that no barrier is needed.
+    copied itself, so that no barrier is needed; of_warp: what its warp copied.
     """
 
     load: ir.Operation
@@ -55,6 +55,7 @@ class Staged:
     map: MapPlan | None = None
     order: tuple[int, ...] = ()
     private: bool = False
+    of_warp: bool = False
     tiles: int = 1
 
 
@@ -62,7 +63,7 @@ class _Buffer:
     """The multi-buffer of one load; a load that is the same in every iteration has one slot."""
 
     def __init__(self, staged: Staged, stages: int, fixed: bool, builder: Builder) -> None:
-        self.load, self.bytes = staged.load, staged.bytes
+        self.load, self.bytes, self.of_warp = staged.load, staged.bytes, staged.of_warp
         self.map, self.order, self.private = staged.map, staged.order, staged.private
         self.slot = slot = staged.slot
         self.fixed = fixed
@@ -106,7 +107,8 @@ class _Copies:
     def wait(self, slot: Value, parity: Value | None, stages: int, builder: Builder) -> None:
         """Until what slot number `slot` is to hold is there."""
         if self.by_threads:
-            builder.create("mt.async_wait", [], [], {"pending": i32_attr(stages - 2)})
+            meets = {"of_warp": ir.UnitAttr.get()} if any(b.of_warp for b in self.buffers) else {}
+            builder.create("mt.async_wait", [], [], {"pending": i32_attr(stages - 2), **meets})
             if any("mt.alignment" in b.value.owner.attributes for b in self.by_threads):
                 builder.create("mt.proxy_fence", [])
         if self.tma is not None and parity is not None:

@@ -81,8 +81,8 @@ def test_what_stays_in_the_loop_is_not_copied(kernel, names):
     assert ops.count("mt.local_alloc") == 1
 
 
-def test_scalars_are_copied_by_every_thread_for_itself(kernel, names):
-    """Those of four bytes or more: an element a thread, of which each takes its own."""
+def test_scalars_are_copied_by_a_lane_of_every_warp(kernel, names):
+    """Those of four bytes or more: an element a warp, of which each thread takes its warp's."""
 
     def compiled(dtype):
         kern = kernel(
@@ -92,6 +92,6 @@ def test_scalars_are_copied_by_every_thread_for_itself(kernel, names):
         return kern.compile()
 
     (taken,) = (op for op in walk(kernel_of(compiled("fp32"))) if op.name == "mt.unsplat")
-    assert tuple(taken.operands[0].type.shape) == (64,)
+    assert tuple(taken.operands[0].type.shape) == (2,)
     left = names(compiled("bf16"))
     assert "mt.unsplat" not in left and left.count("mt.async_copy") == 3
