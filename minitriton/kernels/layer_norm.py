@@ -254,7 +254,7 @@ def _backward_op(
         dy, dt, m, weight.contiguous(), stats, seed, dx, dbranch if dbranch.numel() > 0 else None,
         partial, dy.stride(0), 0 if dt is None else dt.stride(0), m.stride(0), *m.shape,
         threshold_of(dropout), 1 / (1 - dropout), BIASED=biased, DROPOUT=dropout > 0,
-        STAGES=3 if m.element_size() == 2 else 2, BLOCK=block, num_warps=max(4, block // 512),
+        STAGES=2, BLOCK=block, num_warps=max(4, block // 512),
     )  # fmt: skip
     if not biased:
         sum_partials(partial[0], dweight)
