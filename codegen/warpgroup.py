@@ -139,8 +139,12 @@ def _add_step(
     (warps, _) = ir.DenseI32ArrayAttr(op.attributes["mt.warps"])
     step_rows = 16 * warps  # the warpgroups lie along M, then the tile repeats
     registers = columns * width_of(sum_type) // 64
+    place = asm.descriptor
+    if sum_type == lowering.f16 and not isinstance(left, _Operand):
+        # ptxas takes such a product for one without registers to wait in if it adds here
+        place = lambda base, offset: asm.operand(lowering.add(base, offset), "l")  # noqa: E731
     parts = [
-        (start * registers // columns, count, asm.descriptor(*right.at(start, k)))
+        (start * registers // columns, count, place(*right.at(start, k)))
         for start, count in _column_parts(lowering, columns, registers)
     ]
     for m in range(rows // step_rows):
