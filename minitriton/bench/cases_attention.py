@@ -236,7 +236,7 @@ class Attention:
 
     def case(self) -> Case:
         contenders = same_source("attentions", self.plain)
-        if self.setting.dry or self.head_dim in ODD_FORWARD:
+        if self.setting.dry or (self.head_dim in ODD_FORWARD and not self.setting.quick):
             contenders["minitriton 192"] = self.odd
         inputs = self.inputs
         contenders["minitriton library"] = lambda: [Trial("", lambda: self.library(*inputs))]

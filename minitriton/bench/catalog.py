@@ -195,7 +195,7 @@ QUICK_TITLES = (
     "rms_norm 16384x4096", "cross_entropy 8192x50304", "swiglu 16384x8192",
     "layer_norm_backward 16384x4096", "rms_norm_backward 16384x4096",
     "cross_entropy_backward 8192x50304", "matmul_skinny 16x8192x8192 B[N,K]", "gelu 16384x8192",
-    "swiglu_backward 16384x8192", "attention hd64 causal B=4 S=4096 H=32",
+    "attention hd64 causal B=4 S=4096 H=32",
     "attention hd256 causal B=4 S=4096 H=8", "attention hd128 causal B=4 S=4096 H=32/8",
     "matmul_batched 64x1024x1024x1024", "matmul_grouped 16 groups, 16384x4096x4096",
     "matmul_tf32 4096x4096x4096 B[K,N]", "matmul_fp16 4096x4096x4096 B[K,N]",

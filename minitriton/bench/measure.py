@@ -20,7 +20,7 @@ from minitriton.bench.roofline import Ceilings
 FLUSH_BYTES = 256 << 20  # several times any L2
 SPIN_HZ = 2.0e9  # at most what the clock of an SM runs at: a spin lasts at least as long as asked
 PEERS = {"fla": "fla-core", "liger": "liger-kernel"}  # contender, its package
-BLOCK_SECONDS, BLOCKS = 0.12, 4  # of back-to-back calls
+BLOCK_SECONDS, BLOCKS = 0.12, 3  # of back-to-back calls
 
 Calls = dict[str, Callable[[], Any]]
 

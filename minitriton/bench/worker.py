@@ -57,7 +57,7 @@ class Effort:
 
 
 EFFORT = {
-    catalog.FULL: Effort(), catalog.QUICK: Effort(rounds=30, seconds=0.7, tuning_seconds=0.1),
+    catalog.FULL: Effort(), catalog.QUICK: Effort(rounds=30, seconds=0.6, tuning_seconds=0.1),
 }  # fmt: skip
 
 
