@@ -1,7 +1,8 @@
-"""mt.scan: along the registers of a thread, then lanes, then warps; what ir/reduction.py plans."""
+"""mt.scan: along a thread's registers, then lanes, warps, blocks; what ir/reduction.py plans."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 from minitriton.codegen.combine import (
@@ -32,10 +33,12 @@ def lower_scan(lowering: Lowering, op: ir.Operation) -> None:
     prefixes = _prefixes(lowering, op, plan, combine, totals)
     if prefixes is not None:
         known = _has_prefix(lowering, plan)
-        for line, prefix in zip(plan.lines, prefixes, strict=True):
+        for index, (line, prefix) in enumerate(zip(plan.lines, prefixes, strict=True)):
             for register in line:
                 own = registers[register]
-                registers[register] = _choose(lowering, known, combine(prefix, own), own)
+                both = combine(prefix, own)
+                carried = index in plan.carried
+                registers[register] = both if carried else _choose(lowering, known, both, own)
     for register, original in plan.duplicates:
         registers[register] = registers[original]
     for index, result in enumerate(op.results):
@@ -57,14 +60,37 @@ def _prefixes(
         fetched = [shuffle_operands(lowering, total, step.mask) for total in totals]
         behind = _is_behind(lowering, step, plan.reverse)
         prefixes = _extend(lowering, plan, step, combine, prefixes, fetched)
-        if index + 1 < len(plan.lane_steps) or plan.cross_warp is not None:
+        if index + 1 < len(plan.lane_steps) or plan.cross_warp is not None or plan.chains:
             front = [_choose(lowering, behind, f, t) for f, t in zip(fetched, totals, strict=True)]
             back = [_choose(lowering, behind, t, f) for f, t in zip(fetched, totals, strict=True)]
             totals = [combine(a, b) for a, b in zip(front, back, strict=True)]
-    if plan.cross_warp is None:
-        return prefixes
-    lines = exchange(lowering, plan.cross_warp, lowering.scratch(op), totals)
-    return _across_warps(lowering, plan, combine, prefixes, lines)
+    if plan.cross_warp is not None:
+        lines = exchange(lowering, plan.cross_warp, lowering.scratch(op), totals)
+        prefixes = _across_warps(lowering, plan, combine, prefixes, lines)
+        if plan.chains:
+            order = -1 if plan.reverse else 1
+            totals = [functools.reduce(combine, line[::order]) for line in lines]
+    if plan.chains:
+        assert prefixes is not None
+        _carry(lowering, plan, combine, prefixes, totals)
+    return prefixes
+
+
+def _carry(
+    lowering: Lowering,
+    plan: ScanPlan,
+    combine: Combine,
+    prefixes: list[Operands],
+    totals: list[Operands],
+) -> None:
+    """Puts the totals of the blocks before a line's in front of its prefix."""
+    known = _has_prefix(lowering, plan)
+    for chain in plan.chains:
+        carry = totals[chain[0]]
+        for before, line in itertools.pairwise(chain):
+            if before != chain[0]:
+                carry = combine(carry, totals[before])
+            prefixes[line] = _choose(lowering, known, combine(carry, prefixes[line]), carry)
 
 
 def _extend(

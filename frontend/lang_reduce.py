@@ -261,7 +261,6 @@ def associative_scan(input: Any, axis: Any, combine_fn: Any, reverse: Any = Fals
 def _scan(values: list[Tensor], axis: Any, combine: Combine, reverse: Any) -> list[Tensor]:
     backwards = emitter().boolean(constants.flag(reverse, "reverse"))
     position = constants.axis(axis, len(values[0].shape))
-    constants.power_of_two(values[0].shape[position], "a scan")
     return _fold("mt.scan", values, position, combine, {"reverse": backwards})
 
 

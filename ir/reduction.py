@@ -18,9 +18,16 @@ from minitriton.ir.axis import (
     CrossWarp,
     axis_bits,
     cross_warp,
+    is_separable,
     register_lines,
 )
-from minitriton.ir.linear_layout import DISTRIBUTED, LinearLayout, log2_exact, normalize_dim
+from minitriton.ir.linear_layout import (
+    DISTRIBUTED,
+    LinearLayout,
+    granule,
+    log2_exact,
+    normalize_dim,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -105,7 +112,10 @@ class ScanPlan:
     2. lane_steps: exclusive prefix and total over the lanes.
     3. cross_warp: write totals, barrier, read `count` totals per line; put those of positions
        below the warp's own (above it in a reverse scan) in front of the prefix, nearest first.
-    4. combine the prefix, where there is one, in front of every register.
+    4. Where the axis is cut into blocks (`cut`) each line lies in one of them; a chain has the
+       lines side by side along the axis, in scan order. The totals of those before a line, folded,
+       go in front of its prefix.
+    5. combine the prefix, where there is one, in front of every register.
     The result has the source's layout. `result_line` is the layout of one total per line.
     """
 
@@ -115,16 +125,39 @@ class ScanPlan:
     cross_warp: CrossWarp | None
     result_line: LinearLayout
     duplicates: tuple[tuple[int, int], ...]
+    chains: tuple[tuple[int, ...], ...]
 
     @property
     def scratch_bytes(self) -> int:
         return self.cross_warp.scratch_bytes if self.cross_warp else 0
 
+    @functools.cached_property
+    def carried(self) -> frozenset[int]:
+        """The lines that have others of their chain before them."""
+        return frozenset(line for chain in self.chains for line in chain[1:])
+
+
+def cut(layout: LinearLayout, axis: int) -> tuple[LinearLayout, int]:
+    """The tile with the axis cut in two, blocks and their elements, and where the latter lie.
+
+    As it is where the size is a power of two or a thread holds all along the axis."""
+    axis = normalize_dim(axis, layout.rank)
+    size = layout.shape[axis]
+    block = granule(size)
+    mask = layout.dim_mask(axis)
+    shared = any(value & mask for name in ("lane", "warp") for value in layout.flat(name))
+    if block == size or not shared:
+        return layout, axis
+    shape = (*layout.shape[:axis], size // block, block, *layout.shape[axis + 1 :])
+    return layout.reshape(shape), axis + 1
+
 
 def is_scannable(layout: LinearLayout, axis: int) -> bool:
-    """Registers hold the lowest bits of the axis, then lanes, then warps."""
+    """Registers hold the lowest bits of the axis, then lanes, then warps, in each block."""
+    if not is_separable(layout, axis):
+        return False
     try:
-        bits = axis_bits(layout, axis)
+        bits = axis_bits(*cut(layout, axis))
     except ValueError:
         return False
     steps = [step for _, step in (*bits.register, *bits.lane, *bits.warp)]
@@ -139,6 +172,7 @@ def plan_scan(
     axis = normalize_dim(axis, layout.rank)
     if not is_scannable(layout, axis):
         raise ValueError(f"{layout} does not order dimension {axis} by register, lane, warp")
+    whole, (layout, axis) = layout, cut(layout, axis)
     bits = axis_bits(layout, axis)
     lines = register_lines(layout, axis, bits)
     masks = [1 << bit for bit, _ in bits.lane]
@@ -153,7 +187,22 @@ def plan_scan(
         if register & zero_mask
     )
     exchange = cross_warp(layout, axis, bits, elem_bytes)
-    return ScanPlan(reverse, lines, steps, exchange, layout.slice(axis), duplicates)
+    result = layout.slice(axis)
+    chains = () if layout is whole else _chains(result, axis - 1, reverse)
+    return ScanPlan(reverse, lines, steps, exchange, result, duplicates, chains)
+
+
+def _chains(lines: LinearLayout, blocks: int, reverse: bool) -> tuple[tuple[int, ...], ...]:
+    """Lines that differ in their place along the dimension `blocks` alone, in order of that."""
+    steps = lines.coordinate_bases("register", blocks)
+    along = sum(1 << bit for bit, step in enumerate(steps) if step)
+    chains: dict[int, list[tuple[int, int]]] = {}
+    for index, register in enumerate(lines.registers):
+        place = f2.combine(steps, register)
+        chains.setdefault(register & ~along, []).append((place, index))
+    return tuple(
+        tuple(index for _, index in sorted(chain, reverse=reverse)) for chain in chains.values()
+    )
 
 
 def scan_layout(layout: LinearLayout, axis: int) -> LinearLayout:
@@ -162,7 +211,7 @@ def scan_layout(layout: LinearLayout, axis: int) -> LinearLayout:
     axis = normalize_dim(axis, layout.rank)
     if is_scannable(layout, axis):
         return layout
-    return _reordered(layout, axis)
+    return _reordered(*cut(layout, axis)).reshape(layout.shape)
 
 
 def _reordered(layout: LinearLayout, axis: int) -> LinearLayout:
@@ -254,6 +303,14 @@ def simulate_scan(
             joined = np.where(has, combine(totals[w], prefix), totals[w])
             prefix = np.where(applies, joined, prefix)
             has = has | applies
+        ordered = totals[::-1] if plan.reverse else totals
+        total = functools.reduce(combine, ordered)
+    for chain in plan.chains:
+        carry = total[chain[0]]
+        for index in chain[1:]:
+            prefix[index] = np.where(has[index], combine(carry, prefix[index]), carry)
+            has[index] = True
+            carry = combine(carry, total[index])
     for line, before, known in zip(plan.lines, prefix, has, strict=True):
         for register in line:
             result[register] = np.where(known, combine(before, result[register]), result[register])

@@ -24,6 +24,7 @@ from minitriton.ir.linear_layout import LinearLayout, granule, hull, segments
 from minitriton.ir.matrix_descriptor import matrix_descriptor, operand_span
 from minitriton.ir.ragged import Gap, blocks, core, extent, gaps, place_of
 from minitriton.ir.reduction import (
+    is_scannable,
     plan_reduction,
     plan_scan,
     scan_layout,
@@ -146,15 +147,38 @@ def test_reductions_fold_what_exists(data):
     assert (result == expected).all()
 
 
+def composed(first, second):
+    """x -> a x + b mod 2^16 after another, each a * 2^16 + b: associative, not commutative."""
+    a, b, c, d = first >> 16, first & 0xFFFF, second >> 16, second & 0xFFFF
+    return ((a * c & 0xFFFF) << 16) + (b * c + d & 0xFFFF)
+
+
 @given(st.data())
-def test_scans_along_powers_of_two(data):
-    size = data.draw(st.sampled_from(RAGGED))
-    layout = scan_layout(default_blocked((size, 16), 4, data.draw(st.permutations((0, 1)))), 1)
-    tile = np.random.default_rng().integers(0, 1000, (size, 16))
+def test_scans(data):
+    shape = data.draw(ragged_shapes(2))
+    axis, reverse = data.draw(st.integers(0, 1)), data.draw(st.booleans())
+    layout = scan_layout(data.draw(ragged_layouts(shape, 4)), axis)
+    assert is_scannable(layout, axis) and layout.shape == shape and layout.is_surjective
+    tile = np.random.default_rng().integers(1, 1 << 32, shape)
+    expected = np.flip(tile, axis).copy() if reverse else tile.copy()
+    line = np.moveaxis(expected, axis, 0)
+    for index in range(1, len(line)):
+        line[index] = composed(line[index - 1], line[index])
+    expected = np.flip(expected, axis) if reverse else expected
     values = np.zeros((layout.num_registers, 32, 4), np.int64)
     values[list(layout.registers)] = tile.ravel()[elements(layout)]
-    result = simulate_scan(plan_scan(layout, 1), layout, 1, values, np.add)
-    assert (result[list(layout.registers)] == tile.cumsum(1).ravel()[elements(layout)]).all()
+    plan = plan_scan(layout, axis, (8,), reverse)
+    result = simulate_scan(plan, layout, axis, values, composed)
+    assert (result[list(layout.registers)] == expected.ravel()[elements(layout)]).all()
+
+
+def test_totals_are_carried_from_block_to_block():
+    layout = default_blocked((192,), 1, vec=2)
+    forward, back = plan_scan(layout, 0), plan_scan(layout, 0, reverse=True)
+    assert forward.lines == ((0, 1), (2, 3), (4, 5)) and forward.chains == ((0, 1, 2),)
+    assert forward.carried == {1, 2} and back.chains == ((2, 1, 0),)
+    alone = default_blocked((64, 48), 1, (0, 1))  # a thread has whole rows
+    assert plan_scan(alone, 1).chains == () and len(plan_scan(alone, 1).lines[0]) == 48
 
 
 @given(st.data())
