@@ -11,6 +11,7 @@ from minitriton.ir.mlir import ir
 from minitriton.ir.register_maps import (
     broadcast_registers,
     cat_registers,
+    flip_registers,
     join_registers,
     narrow_registers,
     split_registers,
@@ -84,8 +85,13 @@ def lower_join(lowering: Lowering, op: ir.Operation) -> None:
 
 
 def lower_cat(lowering: Lowering, op: ir.Operation) -> None:
-    count = len(lowering.registers(op.operands[0]))
-    rename(lowering, op.results[0], op.operands, cat_registers(count))
+    picks = cat_registers(layout_of(op.operands[0].type), integer_attribute(op, "axis"))
+    rename(lowering, op.results[0], op.operands, picks)
+
+
+def lower_flip_blocks(lowering: Lowering, op: ir.Operation) -> None:
+    registers = flip_registers(layout_of(op.operands[0].type), integer_attribute(op, "axis"))
+    rename(lowering, op.results[0], op.operands, [(0, r) for r in registers])
 
 
 def lower_narrow(lowering: Lowering, op: ir.Operation) -> None:
@@ -111,6 +117,7 @@ RULES = {
     "mt.broadcast": lower_broadcast,
     "mt.join": lower_join,
     "mt.cat": lower_cat,
+    "mt.flip_blocks": lower_flip_blocks,
     "mt.narrow": lower_narrow,
     "mt.split": lower_split,
 }

@@ -9,13 +9,12 @@ from minitriton.frontend.errors import NotConstexpr, kind_of
 from minitriton.frontend.errors_semantic import (
     AxisRange,
     BadOption,
-    NotPowerOfTwo,
     TileSize,
     TooManyElements,
 )
 from minitriton.frontend.values import unwrap
 from minitriton.ir import dtypes
-from minitriton.ir.linear_layout import SIZE_STEP, hull, is_tile_size
+from minitriton.ir.linear_layout import SIZE_STEP, is_tile_size
 
 MAX_ELEMENTS = 1 << 20
 
@@ -52,12 +51,6 @@ def tile_size(value: int, what: str) -> None:
     """A mistake unless a tile can have so many elements along a dimension."""
     if not is_tile_size(value):
         raise TileSize(what, value, SIZE_STEP)
-
-
-def power_of_two(value: int, what: str) -> None:
-    """A mistake unless the dimension's size `value` is one, as `what` needs."""
-    if value != hull(value):
-        raise NotPowerOfTwo(what, value)
 
 
 def limit(dims: tuple[int, ...]) -> None:

@@ -76,17 +76,6 @@ class TileSize(Mistake):
         return max(min(hull(self.value), -(-self.value // self.step) * self.step), 1)
 
 
-class NotPowerOfTwo(Mistake):
-    what: str
-    value: int
-    title = "{what} works along dimensions of a power of two, not of {value} elements"
-    help = "use a tile of {next} elements there, and a mask for the rest"
-
-    @property
-    def next(self) -> int:
-        return hull(self.value)
-
-
 class RaggedReshape(Mistake):
     source: str
     target: str

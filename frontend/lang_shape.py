@@ -18,7 +18,7 @@ from minitriton.frontend.errors_semantic import (
 )
 from minitriton.frontend.values import Tensor, is_number, unwrap
 from minitriton.ir.dtypes import block_type
-from minitriton.ir.linear_layout import segments
+from minitriton.ir.linear_layout import granule, hull, segments
 
 
 def tile(function: str, value: Any) -> Tensor:
@@ -54,9 +54,14 @@ def reshape(input: Any, *shape: Any, can_reorder: Any = False) -> Tensor:
         return value
     if not value.is_tile:
         return arithmetic.broadcast_to(e, value, target)
-    if not target:
-        return item(value)
-    return e.op("mt.reshape", block_type(value.dtype, target), [value])
+    return _reshaped(value, target) if target else item(value)
+
+
+def _reshaped(value: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A tile in another shape of the same segments."""
+    if shape == value.shape:
+        return value
+    return emitter().op("mt.reshape", block_type(value.dtype, shape), [value])
 
 
 @builtin
@@ -219,7 +224,6 @@ def cat(input: Any, other: Any, can_reorder: Any = False, dim: Any = 0) -> Tenso
         raise TypesDiffer("tl.cat", str(left.type), str(right.type))
     axis = constants.axis(dim, len(left.shape), "dim")
     shape = (*left.shape[:axis], 2 * left.shape[axis], *left.shape[axis + 1 :])
-    constants.power_of_two(left.shape[axis], "tl.cat")
     constants.limit(shape)
     attributes = {"axis": e.i32(axis)}
     return e.op("mt.cat", block_type(left.dtype, shape), [left, right], attributes)
@@ -230,16 +234,25 @@ def flip(x: Any, dim: Any = -1) -> Tensor:
     """The order of dimension `dim` reversed."""
     value = tile("tl.flip", x)
     axis = constants.axis(dim, len(value.shape), "dim")
-    for length in value.shape:
-        constants.power_of_two(length, "tl.flip")
     before, size, after = value.shape[:axis], value.shape[axis], value.shape[axis + 1 :]
-    bits = size.bit_length() - 1
-    if not bits:
-        return value
+    block = granule(size)
     result = value
-    for bit in range(bits):  # reversing an index of bits inverts each of them
-        outer, inner = size >> (bit + 1), 1 << bit
-        halves = reshape(result, (prod(before) * outer, 2, inner * prod(after)))
-        left, right = split(_permute(halves, (0, 2, 1)))
-        result = _permute(join(right, left), (0, 2, 1))
-    return reshape(result, (*before, size, *after))
+    for bit in range(block.bit_length() - 1):  # reversing an index of bits inverts each of them
+        lead, tail = _merged((*before, size >> (bit + 1))), _merged((1 << bit, *after))
+        first, last = range(len(lead)), range(len(lead) + 1, len(lead) + len(tail) + 1)
+        halves = _reshaped(result, (*lead, 2, *tail))
+        left, right = split(_permute(halves, (*first, *last, len(lead))))
+        end = len(lead) + len(tail)
+        result = _permute(join(right, left), (*first, end, *range(len(lead), end)))
+    result = _reshaped(result, value.shape)
+    if block == size:
+        return result
+    e = emitter()
+    return e.op(
+        "mt.flip_blocks", block_type(value.dtype, value.shape), [result], {"axis": e.i32(axis)}
+    )
+
+
+def _merged(dims: tuple[int, ...]) -> tuple[int, ...]:
+    """As one dimension, where all are powers of two."""
+    return (prod(dims),) if all(dim == hull(dim) for dim in dims) else dims

@@ -15,6 +15,7 @@ import numpy as np
 from minitriton.ir import interpret_ops as meaning
 from minitriton.ir.diagnostics import InternalError
 from minitriton.ir.dialect import PtrType
+from minitriton.ir.linear_layout import granule
 from minitriton.ir.mlir import ir
 from minitriton.ir.tensor_map_specs import read_specs
 from minitriton.ir.terms import evaluate
@@ -298,6 +299,13 @@ def _box(
     return base + offset * size, inside, size
 
 
+def _flip_blocks(program: Program, op: ir.Operation, operands: list[Any]) -> Sequence[Any]:
+    axis, shape = _integer(op, "axis"), operands[0].shape
+    block = granule(shape[axis])
+    cut = (*shape[:axis], shape[axis] // block, block, *shape[axis + 1 :])
+    return [np.flip(operands[0].reshape(cut), axis).reshape(shape)]
+
+
 def _narrow(program: Program, op: ir.Operation, operands: list[Any]) -> Sequence[Any]:
     axis, start = _integer(op, "axis"), _integer(op, "start")
     size = meaning.result_shape(op.results[0].type)[axis]
@@ -387,6 +395,7 @@ RULES: dict[str, Rule] = {
     "mt.split": lambda p, op, v: [v[0][..., 0], v[0][..., 1]],
     "mt.warpgroup_dot": _dot, "mt.warpgroup_result": _same,
     "mt.narrow": _narrow,
+    "mt.flip_blocks": _flip_blocks,
     "mt.cat": lambda p, op, v: [np.concatenate(v, _integer(op, "axis"))],
     "arith.cmpi": lambda p, op, v: [meaning.compare_int(_predicate(op), *v)],
     "arith.cmpf": lambda p, op, v: [meaning.compare_float(_predicate(op), *v)],

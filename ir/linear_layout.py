@@ -487,14 +487,12 @@ class LinearLayout:
         return self.with_shape(self.shape[:-1], bases)
 
     def cat(self, dim: int = 0) -> LinearLayout:
-        """Layout of two tiles one after the other along `dim`: a new highest register bit."""
+        """Layout of two tiles one after the other along `dim`: a new highest register bit. Blocks
+        of the second may be in registers that blocks of the first have left out."""
         dim = normalize_dim(dim, self.rank)
-        size = self.shape[dim]
-        if size != self.hulls[dim]:
-            raise ValueError(f"two tiles of size {size} do not lie side by side")
-        shape = (*self.shape[:dim], 2 * size, *self.shape[dim + 1 :])
+        shape = (*self.shape[:dim], 2 * self.shape[dim], *self.shape[dim + 1 :])
         bases = dict(self.bases)
-        half = tuple(size if d == dim else 0 for d in range(self.rank))
+        half = tuple(size if d == dim else 0 for d, size in enumerate(self.hulls))
         bases["register"] = (*bases["register"], half)
         return self.with_shape(shape, bases)
 

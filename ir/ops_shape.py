@@ -128,6 +128,19 @@ class CatOp(MT.Operation, name="cat"):
     result: Result[Any]
 
 
+class FlipBlocksOp(MT.Operation, name="flip_blocks"):
+    """The blocks of a granule (ir/ragged.py) along `axis` last to first, each as it is."""
+
+    value: Operand[Any]
+    axis: ir.IntegerAttr
+    result: Result[Any]
+
+    @verifier
+    def verify_invariants(op: Any) -> bool:
+        source, result = op.operands[0].type, op.results[0].type
+        return check(op, (source == result, f"{source} cannot become {result}"))
+
+
 class NarrowOp(MT.Operation, name="narrow"):
     """The elements at `start` and on along `axis`, as many as the result has: a multiple of that
     number is `start`."""
@@ -162,6 +175,6 @@ class ConvertLayoutOp(MT.Operation, name="convert_layout"):
 
 PURE = (
     MakeRangeOp, SplatOp, UnsplatOp, ExpandDimsOp, BroadcastOp, ReshapeOp, TransOp, JoinOp, SplitOp,
-    CatOp, NarrowOp, ConvertLayoutOp,
+    CatOp, FlipBlocksOp, NarrowOp, ConvertLayoutOp,
 )  # fmt: skip
 OPS = PURE

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from minitriton.ir import f2
-from minitriton.ir.linear_layout import LinearLayout, log2_exact, normalize_dim
+from minitriton.ir.linear_layout import LinearLayout, granule, log2_exact, normalize_dim
 
 
 def _kept_bits(layout: LinearLayout, dims: Iterable[int]) -> list[int]:
@@ -78,9 +78,42 @@ def join_registers(num_registers: int) -> list[tuple[int, int]]:
     return [(i & 1, i >> 1) for i in range(2 * num_registers)]
 
 
-def cat_registers(num_registers: int) -> list[tuple[int, int]]:
-    """Per register of a cat of two tiles: (operand 0 or 1, register of that operand)."""
-    return [(half, i) for half in range(2) for i in range(num_registers)]
+def _in_block(layout: LinearLayout, dim: int, register: int, start: int) -> int:
+    """Where the block that starts at `start` along `dim` has what its own has in `register`."""
+    block = granule(layout.shape[dim])
+    steps = list(enumerate(layout.coordinate_bases("register", dim)))
+    outer = {step: 1 << bit for bit, step in steps if step >= block}
+    inner = register & ~sum(1 << bit for bit, step in steps if step >= block)
+    return inner | sum(bit for step, bit in outer.items() if step & start)
+
+
+def _block_starts(layout: LinearLayout, dim: int) -> list[int]:
+    """Per register, where its block starts along `dim`."""
+    block = granule(layout.shape[dim])
+    places = f2.span_elements(layout.coordinate_bases("register", dim))
+    return [place & -block for place in places]
+
+
+def cat_registers(source: LinearLayout, dim: int) -> list[tuple[int, int]]:
+    """Per register of `source.cat(dim)`: (operand 0 or 1, register of that operand)."""
+    size, whole = source.shape[dim], source.hulls[dim]
+    picks = []
+    for first in (0, whole):
+        for register, start in enumerate(_block_starts(source, dim)):
+            operand = int(first + start >= size)
+            place = (first + start - operand * size) & (whole - 1)
+            picks.append((operand, _in_block(source, dim, register, place)))
+    return picks
+
+
+def flip_registers(layout: LinearLayout, dim: int) -> list[int]:
+    """Per register, that of the block as far from the other end along `dim`."""
+    size, whole = layout.shape[dim], layout.hulls[dim]
+    last = size - granule(size)
+    return [
+        _in_block(layout, dim, register, (last - start) & (whole - 1))
+        for register, start in enumerate(_block_starts(layout, dim))
+    ]
 
 
 def split_registers(source: LinearLayout) -> tuple[list[int], list[int]]:

@@ -316,6 +316,7 @@ RULES: dict[str, Callable[[_Emitter, ir.Operation], None]] = {
     "mt.split": _Emitter._split,
     "mt.join": _Emitter._join,
     "mt.cat": _Emitter._join,
+    "mt.flip_blocks": _Emitter._join,
     "mt.print": _Emitter._print,
     "scf.for": _Emitter._for,
     "scf.while": _Emitter._while,

@@ -311,6 +311,7 @@ RULES: dict[str, Callable[[LayoutChoice, ir.Operation], None]] = {
     "mt.reshape": LayoutChoice._image,
     "mt.join": LayoutChoice._join,
     "mt.cat": LayoutChoice._join,
+    "mt.flip_blocks": LayoutChoice._scan,
     "mt.split": LayoutChoice._split,
     "scf.for": LayoutChoice._for,
     "scf.if": LayoutChoice._if,

@@ -128,7 +128,7 @@ class TileDims:
                 self.tie((tiles[0], dim), (other, dim))
 
     def along_axis(self, op: ir.Operation) -> None:
-        """Of a scan or concatenation."""
+        """Of a scan, a concatenation or a flip."""
         tiles, axis = [*op.operands, *op.results], int_attribute(op, "axis")
         self.tie_all(tiles)
         self.keep(op, f"{op.name.removeprefix('mt.')} along them", (tiles[0], axis))
@@ -194,6 +194,7 @@ _RULES: dict[str, Callable[[TileDims, ir.Operation], None]] = {
     "mt.join": TileDims.join,
     "mt.split": TileDims.join,
     "mt.cat": TileDims.along_axis,
+    "mt.flip_blocks": TileDims.along_axis,
     "mt.scan": TileDims.along_axis,
     "mt.reduce": TileDims.reduce,
     "mt.dot": TileDims.dot,

@@ -169,6 +169,7 @@ LAWS: dict[str, Callable[[ir.Operation], str | None]] = {
     "mt.reshape": _shape_change,
     "mt.join": _joined,
     "mt.cat": _joined,
+    "mt.flip_blocks": _uniform,
     "mt.narrow": _narrow,
     "mt.split": _split,
     "mt.reduce": _reduce,

@@ -199,7 +199,7 @@ def test_join_split_cat(some_layouts, data):
     for half, registers in enumerate(split_registers(joined)):
         assert (expected[registers] == values[half]).all()
     dim = data.draw(st.integers(0, layout.rank - 1))
-    expected = np.stack([values[half][r] for half, r in cat_registers(count)])
+    expected = np.stack([values[half][r] for half, r in cat_registers(layout, dim)])
     assert (spread(np.concatenate(tiles, axis=dim), layout.cat(dim)) == expected).all()
 
 

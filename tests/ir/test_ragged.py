@@ -31,7 +31,13 @@ from minitriton.ir.reduction import (
     simulate_reduction,
     simulate_scan,
 )
-from minitriton.ir.register_maps import broadcast_registers, narrow_registers, narrowed
+from minitriton.ir.register_maps import (
+    broadcast_registers,
+    cat_registers,
+    flip_registers,
+    narrow_registers,
+    narrowed,
+)
 
 RAGGED = (48, 80, 96, 112, 144, 160, 176, 192)
 
@@ -326,3 +332,22 @@ def test_products_cover_the_tile(m, n, k):
 
 def test_hulls():
     assert [hull(size) for size in (1, 2, 48, 64, 176)] == [1, 2, 64, 64, 256]
+
+
+@given(st.data())
+def test_blocks_side_by_side_and_flipped(data):
+    shape = data.draw(ragged_shapes(2))
+    axis = data.draw(st.integers(0, 1))
+    layout = data.draw(ragged_layouts(shape, 4))
+    left, right = np.random.default_rng().integers(0, 1 << 32, (2, *shape))
+    values = np.zeros((2, layout.num_registers, 32, 4), np.int64)
+    for operand, tile in enumerate((left, right)):
+        values[operand][list(layout.registers)] = tile.ravel()[elements(layout)]
+    both = layout.cat(axis)
+    picked = np.stack([values[o][r] for o, r in cat_registers(layout, axis)])
+    expected = np.concatenate((left, right), axis).ravel()[elements(both)]
+    assert (picked[list(both.registers)] == expected).all()
+    block = granule(shape[axis])
+    parts = np.split(left, shape[axis] // block, axis)
+    expected = np.concatenate(parts[::-1], axis).ravel()[elements(layout)]
+    assert (values[0][flip_registers(layout, axis)][list(layout.registers)] == expected).all()
