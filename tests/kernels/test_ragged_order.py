@@ -82,3 +82,24 @@ def test_of_products(device, n):
     products_kernel[(1,)](x, out, n, num_warps=4)
     product = x.float() @ x.T.float()
     assert torch.equal(out, torch.cat((product.flip(1), product), 1).flip(0))
+
+
+@triton.jit
+def types_kernel(x_ptr, out_ptr, M: tl.constexpr, N: tl.constexpr, AXIS: tl.constexpr):
+    i, j = tl.arange(0, M), tl.arange(0, N)
+    x = tl.load(x_ptr + i[:, None] * N + j[None, :])
+    sums = tl.cumsum(x + tl.flip(x, AXIS), AXIS).to(x.dtype)
+    at = i[:, None] * (2 * N) + tl.arange(0, 2 * N)[None, :]
+    tl.store(out_ptr + at, tl.cat(x, sums, dim=1))
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int8, torch.int64], ids=str
+)
+def test_types(device, dtype, axis):
+    x = torch.randint(-1, 2, (48, 48), device=device).to(dtype)
+    out = torch.empty(48, 96, device=device, dtype=dtype)
+    types_kernel[(1,)](x, out, 48, 48, axis, num_warps=8)
+    sums = (x + x.flip(axis)).double().cumsum(axis)
+    assert torch.equal(out.double(), torch.cat((x.double(), sums), 1))
