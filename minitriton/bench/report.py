@@ -81,9 +81,15 @@ def _row(case: dict[str, Any], columns: tuple[str, ...], mode: str, several: boo
         share = case["contenders"][name][mode]["fraction"]
         text = f"{value:.3f}" if unit == "TB/s" else f"{value:.0f}"
         cells.append(text + (f" ({share:.0%})" if share is not None else ""))
-    medians.pop(COPY, None)
-    best = columns.index(min(medians, key=lambda name: medians[name])) if medians else None
-    return Row(_heads(case, unit, several), tuple(cells), best)
+    best = _fastest(medians)
+    place = columns.index(best) if best is not None else None
+    return Row(_heads(case, unit, several), tuple(cells), place)
+
+
+def _fastest(medians: dict[str, float]) -> str | None:
+    """Whose time is the shortest; the copy is a yardstick and no contender."""
+    names = [name for name in medians if name != COPY]
+    return min(names, key=medians.__getitem__, default=None)
 
 
 def _error_row(case: dict[str, Any], columns: tuple[str, ...], several: bool) -> Row:
@@ -177,11 +183,11 @@ def library_markdown(results: Sequence[dict[str, Any]]) -> str:
         own, share = medians[LIBRARY], case["contenders"][LIBRARY]["cold"]["fraction"]
         others = {n: t for n, t in medians.items() if not n.startswith("minitriton")}
         cells = [title, f"{own * 1e3:.3f}", "" if share is None else f"{share:.0%}"]
-        if others:
-            name = min(others, key=lambda name: others[name])
-            cells += [f"{name} {others[name] * 1e3:.3f}", f"{others[name] / own:.2f}"]
-        else:
+        name = _fastest(others)
+        if name is None:
             cells += ["", ""]
+        else:
+            cells += [f"{name} {others[name] * 1e3:.3f}", f"{others[name] / own:.2f}"]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -116,12 +116,13 @@ def test_tables(found):
 
 
 def test_library_table(found):
-    """Of the last run; ours from plain source is no competitor."""
+    """Of the last run; ours from plain source is no competitor, nor is the copy."""
     own, other = ({"cold": mode(t) | {"fraction": f}} for t, f in ((2e-4, 0.5), (3e-4, None)))
     softmax = {**found["cases"][0], "contenders": {"minitriton": own, report.LIBRARY: other}}
     alone = {"runs": [{"started": "1999"}], "cases": [softmax]}
     assert "| softmax & co | 0.300 |  |  |  |" in report.library_markdown([alone])
-    softmax = {**softmax, "contenders": {report.LIBRARY: own, "triton": other, "minitriton": own}}
+    contenders = {report.LIBRARY: own, "triton": other, "minitriton": own, "copy": own}
+    softmax = {**softmax, "contenders": contenders}
     latest = {"runs": [{"started": "2100"}], "cases": [softmax]}
     text = report.library_markdown([latest, found, alone])
     assert text.splitlines()[2:] == ["| softmax & co | 0.200 | 50% | triton 0.300 | 1.50 |"]
