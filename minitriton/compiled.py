@@ -51,8 +51,7 @@ class CompiledKernel:
         self._restage: Callable[[], dict[str, str]] = dict
         self._texts: dict[str, str] | None = None
         self._emulator: Any = None
-        self._without_tma: CompiledKernel | None = None
-        self._without_clusters: CompiledKernel | None = None
+        self._forms: dict[str, CompiledKernel] = {}  # others of this kernel, by name
         self.report: Any = None  # counters of the last launch in the emulator
         self.asm: Mapping[str, Any] = Stagewise(self)
         self.functions: dict[int, Function] = {}  # as loaded on each GPU
@@ -129,27 +128,23 @@ class CompiledKernel:
 
     def without_tma(self) -> CompiledKernel:
         """The same kernel copying without TMA, for launches that no tensor map can describe."""
-        from minitriton.compiler import compile_kernel
-
-        with self._lock:
-            if self._without_tma is None:
-                settings = dataclasses.replace(self._settings, tma=False)
-                self._without_tma = compile_kernel(
-                    self.source, self.spec, self.target, settings=settings
-                )
-            return self._without_tma
+        return self._form("without TMA", self.spec, dataclasses.replace(self._settings, tma=False))
 
     def without_clusters(self) -> CompiledKernel:
         """The same kernel with num_ctas=1, for launches whose programs do not fill clusters."""
+        spec = dataclasses.replace(self.spec, num_ctas=1)
+        return self._form("without clusters", spec, self._settings)
+
+    def _form(self, name: str, spec: Specialization, settings: options.Options) -> CompiledKernel:
+        """The kernel compiled otherwise, once."""
         from minitriton.compiler import compile_kernel
 
         with self._lock:
-            if self._without_clusters is None:
-                spec = dataclasses.replace(self.spec, num_ctas=1)
-                self._without_clusters = compile_kernel(
-                    self.source, spec, self.target, settings=self._settings
+            if name not in self._forms:
+                self._forms[name] = compile_kernel(
+                    self.source, spec, self.target, settings=settings
                 )
-            return self._without_clusters
+            return self._forms[name]
 
     def check_resources(self) -> None:
         """OutOfResources if the target cannot run this kernel, whatever its grid."""
