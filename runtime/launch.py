@@ -205,9 +205,11 @@ def make_launcher(
         "to_bf16": bfloat16_bits, "launch_ex": launch_ex, "alone": functools.cache(alone),
     }  # fmt: skip
     found = ["v" + "".join([str(i), *(f"[{j}]" for j in rest)]) for i, *rest in places]
+    memory = ", memory" if bounded(maps.specs) else ""
     text = _TEMPLATE.format(
-        **_map_code(maps, scope, found, count, len(sizes)),
-        **_grid_code(shape, count, _memory_argument(maps)),
+        **_map_code(maps, scope, found, count, len(sizes), memory),
+        **_grid_code(shape, count, memory),
+        memory=memory,
         parameters="".join(f", v{i}" for i in range(count)),
         values="".join(", " + value for value in _values(dtypes, found, len(sizes))),
         threads=shape.threads,
@@ -228,26 +230,21 @@ def _values(dtypes: Sequence[str], found: Sequence[str], sizes: int) -> list[str
 
 
 def _map_code(
-    maps: Maps, scope: dict[str, Any], found: Sequence[str], count: int, sizes: int
+    maps: Maps, scope: dict[str, Any], found: Sequence[str], count: int, sizes: int, memory: str
 ) -> dict[str, str]:
-    """What the launcher does about tensor maps; `scope` gets the functions that it calls."""
+    """What the launcher does about tensor maps; `scope` gets the functions that it calls. memory:
+    a further argument that they depend on."""
     if not maps.specs:
-        return {"maps": "pass", "place_maps": "pass", "memory": _memory_argument(maps)}
+        return {"maps": "pass", "place_maps": "pass"}
     scope |= {"encode": encoder(maps.specs, len(found)), "otherwise": functools.cache(maps.without)}
-    memory = _memory_argument(maps)
     needs = ", ".join(found[number] for number in needed(maps.specs)) + memory
     arguments = "".join(f", v{i}" for i in range(count))
     start = _CONFIG_BYTES + 8 * (len(found) + sizes)
     return {
         "maps": f"maps = encode({needs})\n    if maps is None:\n"
         f"        return otherwise()(gx, gy, gz, stream{arguments})",
-        "memory": memory,
         "place_maps": f"data[{start}:{start + MAP_BYTES * len(maps.specs)}] = maps",
     }
-
-
-def _memory_argument(maps: Maps) -> str:
-    return ", memory" if bounded(maps.specs) else ""
 
 
 def _grid_code(shape: LaunchShape, count: int, memory: str) -> dict[str, str]:
