@@ -17,6 +17,14 @@ class MakeRangeOp(MT.Operation, name="make_range"):
     result: Result[Any]
 
 
+def _is_tile_of(op: Any, tile: Any, scalar: Any, what: str) -> bool:
+    return check(
+        op,
+        (shape_of(tile) is not None, f"{what} must be a tile"),
+        (element_of(tile) == scalar, f"element of {tile} is not {scalar}"),
+    )
+
+
 class SplatOp(MT.Operation, name="splat"):
     """A tile with every element equal to the scalar operand."""
 
@@ -25,12 +33,7 @@ class SplatOp(MT.Operation, name="splat"):
 
     @verifier
     def verify_invariants(op: Any) -> bool:
-        source, result = op.operands[0].type, op.results[0].type
-        return check(
-            op,
-            (shape_of(result) is not None, "result must be a tile"),
-            (element_of(result) == source, f"element of {result} is not {source}"),
-        )
+        return _is_tile_of(op, op.results[0].type, op.operands[0].type, "result")
 
 
 class UnsplatOp(MT.Operation, name="unsplat"):
@@ -41,12 +44,7 @@ class UnsplatOp(MT.Operation, name="unsplat"):
 
     @verifier
     def verify_invariants(op: Any) -> bool:
-        source, result = op.operands[0].type, op.results[0].type
-        return check(
-            op,
-            (shape_of(source) is not None, "operand must be a tile"),
-            (element_of(source) == result, f"element of {source} is not {result}"),
-        )
+        return _is_tile_of(op, op.operands[0].type, op.results[0].type, "operand")
 
 
 class ExpandDimsOp(MT.Operation, name="expand_dims"):
