@@ -84,9 +84,9 @@ def _rewrite(module: ir.Module, loop: ir.Operation, facts: AxisFacts, target: Ta
     stages = min(int_attribute(loop, _STAGES), room // each)
     if stages < 2:
         return False
-    threads = 32 * int_attribute(module.operation, "mt.num_warps")
-    if ahead.loads and stages * (each + MOST_SCALAR_BYTES * threads * len(scalars)) <= room:
-        staged += _staged_scalars(module, scalars, staged, ahead)
+    warps = int_attribute(module.operation, "mt.num_warps")
+    if ahead.loads and stages * (each + MOST_SCALAR_BYTES * warps * len(scalars)) <= room:
+        staged += _staged_scalars(warps, scalars, staged, ahead)
     for s in staged:
         ahead.carry(list(s.load.operands)[:2])
     add_remark(module, loop, f"{len(staged)} loads copied ahead in {stages} stages by cp.async")
@@ -102,14 +102,14 @@ def _room(module: ir.Module, target: Target) -> int:
 
 
 def _staged_scalars(
-    module: ir.Module, scalars: list[ir.Operation], staged: list[Staged], ahead: AheadOfTime
+    warps: int, scalars: list[ir.Operation], staged: list[Staged], ahead: AheadOfTime
 ) -> list[Staged]:
     """Those of `scalars` that change from iteration to iteration, made tiles of one element a
     warp; not what the addresses of other copies need, which is loaded ahead anyway."""
     needed: set[ir.Operation] = set()
     for s in staged:
         _collect_loads(list(s.load.operands)[:2], ahead.body, needed)
-    layout = _one_each(int_attribute(module.operation, "mt.num_warps"))
+    layout = _one_each(warps)
     slot = LinearLayout.shared(layout.shape, [(n,) for n in _powers(layout.shape[0])])
     found = []
     for load in reversed(scalars):  # what an address needs comes before it
