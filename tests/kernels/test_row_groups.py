@@ -105,15 +105,11 @@ def test_grids_of_two_dimensions(device):
 
 
 @triton.jit
-def busy_kernel(
-    a_ptr, b_ptr, bias_ptr, residual_ptr, c_ptr, peak_ptr, sum_ptr, M, N, K,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
-    """relu(A @ B + bias) + residual, the largest of each row, and sums by atomics."""
-    rm = tl.program_id(0) * BM + tl.arange(0, BM)
-    rn, rk = tl.program_id(1) * BN + tl.arange(0, BN), tl.arange(0, BK)
-    rm = tl.max_contiguous(tl.multiple_of(rm, BM), BM)
-    inside = (rm < M)[:, None] & (rn < N)[None, :]
+def tile_product(
+    a_ptr, b_ptr, M, N, K, rm, rn, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr
+):
+    """Rows rm of A times columns rn of B, both dense."""
+    rk = tl.arange(0, BK)
     acc = tl.zeros((BM, BN), tl.float32)
     for k in range(0, K, BK):
         a = tl.load(
@@ -125,6 +121,20 @@ def busy_kernel(
             mask=(k + rk < K)[:, None] & (rn < N)[None, :], other=0.0,
         )  # fmt: skip
         acc = tl.dot(a, b, acc)
+    return acc
+
+
+@triton.jit
+def busy_kernel(
+    a_ptr, b_ptr, bias_ptr, residual_ptr, c_ptr, peak_ptr, sum_ptr, M, N, K,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """relu(A @ B + bias) + residual, the largest of each row, and sums by atomics."""
+    rm = tl.program_id(0) * BM + tl.arange(0, BM)
+    rn = tl.program_id(1) * BN + tl.arange(0, BN)
+    rm = tl.max_contiguous(tl.multiple_of(rm, BM), BM)
+    inside = (rm < M)[:, None] & (rn < N)[None, :]
+    acc = tile_product(a_ptr, b_ptr, M, N, K, rm, rn, BM, BN, BK)
     acc += tl.load(bias_ptr + rn, mask=rn < N, other=0.0)[None, :]
     at = rm[:, None] * N + rn[None, :]
     acc = tl.maximum(acc, 0.0)
@@ -284,19 +294,9 @@ def end_kernel(
 ):  # fmt: skip
     """A @ B, one block of columns wide, and then something else."""
     rm = tl.program_id(0) * BM + tl.arange(0, BM)
-    rn, rk = tl.arange(0, BN), tl.arange(0, BK)
+    rn = tl.arange(0, BN)
     inside = (rm < M)[:, None] & (rn < N)[None, :]
-    acc = tl.zeros((BM, BN), tl.float32)
-    for k in range(0, K, BK):
-        a = tl.load(
-            a_ptr + rm[:, None] * K + (k + rk)[None, :],
-            mask=(rm < M)[:, None] & (k + rk < K)[None, :], other=0.0,
-        )  # fmt: skip
-        b = tl.load(
-            b_ptr + (k + rk)[:, None] * N + rn[None, :],
-            mask=(k + rk < K)[:, None] & (rn < N)[None, :], other=0.0,
-        )  # fmt: skip
-        acc = tl.dot(a, b, acc)
+    acc = tile_product(a_ptr, b_ptr, M, N, K, rm, rn, BM, BN, BK)
     if KIND == "softmax":
         acc = tl.exp(acc - tl.max(acc, 1, keep_dims=True))
         acc = tl.where(inside, acc, 0.0)
