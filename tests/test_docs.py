@@ -165,6 +165,6 @@ def test_emulator_examples(bless: bool, monkeypatch: pytest.MonkeyPatch) -> None
 def test_library_speed(bless: bool) -> None:
     results = ROOT / "benchmarks" / "results"
     found = [json.loads((results / name / "bench.json").read_text())
-             for name in ("library", "roofline")]  # fmt: skip
+             for name in ("full", "roofline")]  # fmt: skip
     texts = {"library speed": library_markdown(found)}
     check_blocks(ROOT / "docs" / "kernels.md", texts, bless)
