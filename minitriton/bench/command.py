@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from minitriton.bench import catalog, runs
+from minitriton.bench import ahead, catalog, runs
 from minitriton.bench.supervisor import Results, Supervisor, WorkerFailed
 
 QUICK_SECONDS = 285.0  # leaves some of five minutes for the case that is running then
@@ -84,6 +84,8 @@ def run(options: argparse.Namespace) -> int:
     begun = time.monotonic()
     trouble = ""
     try:
+        if size != catalog.DRY:
+            _compile(size, titles, log, deadline)
         with _progress(supervisor, output):
             supervisor.run()
     except WorkerFailed as error:
@@ -162,6 +164,28 @@ def _check_machine(size: str) -> None:
         )
 
 
+def _compile(size: str, titles: list[str], log: Path, deadline: float | None) -> None:
+    """What the run will try, on all cores: a bar on a terminal, else a line at the end."""
+    begun = time.monotonic()
+    if sys.stderr.isatty():
+        with _bar() as bar:
+            task = bar.add_task("compiling", total=len(titles))
+            ahead.compile_ahead(size, titles, log, deadline, lambda: bar.advance(task))
+    else:
+        ahead.compile_ahead(size, titles, log, deadline, lambda: None)
+        print(f"compiled in {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
+
+
+def _bar() -> Any:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    return Progress(
+        TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(),
+        TimeElapsedColumn(), console=Console(stderr=True),
+    )  # fmt: skip
+
+
 def _progress(supervisor: Supervisor, output: Output) -> Any:
     """Tells how far the run is: a bar on a terminal, else a line a case. Results so far are saved
     after each case, so a run that is cut short leaves what it has."""
@@ -184,13 +208,7 @@ def _progress(supervisor: Supervisor, output: Output) -> Any:
 
         supervisor.watch = tell
         return nullcontext()
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    bar = Progress(
-        TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(),
-        TimeElapsedColumn(), console=Console(stderr=True),
-    )  # fmt: skip
+    bar = _bar()
     first = "the first kernels" if supervisor.size == catalog.DRY else "ceilings"
     task = bar.add_task(first, total=total)
 

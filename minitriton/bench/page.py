@@ -81,7 +81,7 @@ def _table(table: Table) -> list[str]:
 def _details(found: dict[str, Any]) -> list[str]:
     """Configurations, quantiles, errors and host times of every result."""
     heads = ("case", "contender", "configuration", "of", "cold: median, 20 %, 80 % (us)",
-             "host (us)", "first call (s)", "error")  # fmt: skip
+             "host (us)", "error")  # fmt: skip
     lines = ["<h2>Every result</h2>", '<div class="scroll"><table>',
              "<tr>" + "".join(f"<th>{head}</th>" for head in heads) + "</tr>"]  # fmt: skip
     for case in found["cases"]:
@@ -92,7 +92,7 @@ def _details(found: dict[str, Any]) -> list[str]:
                 case["title"], name, entry["configuration"], str(entry["tried"]),
                 ", ".join(f"{t:.1f}" for t in times),
                 "" if entry["host"] is None else f"{entry['host'] * 1e6:.0f}",
-                f"{entry['first_call']:.2f}", f"{entry['error']:.1e}",
+                f"{entry['error']:.1e}",
             )  # fmt: skip
             lines.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
     return [*lines, "</table></div>"]

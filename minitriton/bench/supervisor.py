@@ -93,7 +93,7 @@ class Results:
         case = self.cases[event["case"]]
         work = Work(case["bytes"], case["flop"], case["rate"])
         name = event["contender"]
-        entry = {k: event[k] for k in ("configuration", "tried", "error", "first_call", "host")}
+        entry = {k: event[k] for k in ("configuration", "tried", "error", "host")}
         try:
             for mode in MODES:
                 if mode in event:

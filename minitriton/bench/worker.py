@@ -42,7 +42,6 @@ class Ready:
     trial: Trial
     tried: int
     error: float
-    first_call: float
     shapes: list[tuple[Any, Any, Any]]
 
 
@@ -94,7 +93,7 @@ def run_case(
         done = _attempt(case, name, clock, emit, check)
         if done is not None:
             emit("result", case=case.title, contender=name, configuration=entry.trial.label,
-                 tried=entry.tried, error=max(done, entry.error), first_call=entry.first_call,
+                 tried=entry.tried, error=max(done, entry.error),
                  host=host.get(name), **times.get(name, {}))  # fmt: skip
     emit("done", case=case.title, clock_mhz=clocks)
 
@@ -131,15 +130,13 @@ def _prepare(
     """The fastest configuration that runs and is right; the reason of the last one if none is."""
     trials = make()
     working: dict[str, tuple[Trial, list[torch.Tensor]]] = {}
-    first_call, failure = 0.0, None
+    failure = None
     for trial in trials:
         try:
             trial.refresh()
-            begun = time.perf_counter()
             results = measure.called(trial)
             if clock is not None:
                 clock.synchronize()
-            first_call = first_call or time.perf_counter() - begun
             working[trial.label] = trial, results
         except Exception as error:  # too many resources, say: another configuration may fit
             failure = error
@@ -157,7 +154,7 @@ def _prepare(
     trial, results = working[best]
     shapes = [(tuple(r.shape), r.dtype, r.device) for r in results]
     del working, results
-    ready = Ready(trial, len(trials), 0.0, first_call, shapes)
+    ready = Ready(trial, len(trials), 0.0, shapes)
     ready.error = _compare(case, ready, expected)
     return ready
 
@@ -202,13 +199,19 @@ def _times(
     }
 
 
+def setting_of(size: str) -> Setting:
+    """Where and how thoroughly a run of this size measures."""
+    if size == catalog.DRY:
+        return Setting(device="cpu", dry=True, processors=2)
+    processors = torch.cuda.get_device_properties(0).multi_processor_count
+    return Setting(quick=size == catalog.QUICK, processors=processors)
+
+
 def run_job(job: dict[str, Any], emit: Emit) -> None:
     """All cases of a job, in order; those after its deadline are skipped."""
-    size = job["size"]
-    setting, clock = Setting(device="cpu", dry=True, processors=2), None
+    size, clock = job["size"], None
+    setting = setting_of(size)
     if size != catalog.DRY:
-        processors = torch.cuda.get_device_properties(0).multi_processor_count
-        setting = Setting(quick=size == catalog.QUICK, processors=processors)
         clock = measure.Clock()
         if job["ceilings"]:
             ceilings = measure.find_ceilings(clock).as_json()

@@ -41,7 +41,7 @@ def found():
     def case(title, flop, rate, times):
         facts = {"family": "f", "arguments": {"n": 1}, "bytes": 4e9, "flop": flop, "rate": rate}
         results.take({"event": "case", "case": title, "contenders": list(times), **facts})
-        entry = {"tried": 2, "configuration": "BLOCK=<64>", "error": 1e-3, "first_call": 0.5}
+        entry = {"tried": 2, "configuration": "BLOCK=<64>", "error": 1e-3}
         for name, seconds in times.items():
             entry |= {"contender": name, "host": 1e-5, "cold": mode(seconds), "warm": mode(seconds)}
             results.take({"event": "result", "case": title, **entry})
@@ -66,7 +66,7 @@ CASE = {
     "left_out": dict,
 }  # fmt: skip
 MODE = {"median": float, "q20": float, "q80": float, "rounds": int, "fraction": float}
-CONTENDER = {"configuration": str, "tried": int, "error": float, "first_call": float,
+CONTENDER = {"configuration": str, "tried": int, "error": float,
              "host": float, "cold": MODE, "warm": MODE}  # fmt: skip
 LEFT_OUT = {"reason": str, "failed": bool, "above_roof": bool}
 
@@ -240,7 +240,7 @@ class PatientSupervisor(DyingSupervisor):
         for title in self.titles:
             facts = {"family": "f", "arguments": {}, "bytes": 1.0, "flop": 1.0, "rate": "fp32"}
             entry = {"contender": "minitriton", "configuration": "", "tried": 1, "error": 0.0,
-                     "first_call": 0.0, "host": None}  # fmt: skip
+                     "host": None}  # fmt: skip
             for event in (
                 {"event": "case", "case": title, "contenders": ["minitriton"], **facts},
                 {"event": "result", "case": title, **entry},
