@@ -34,6 +34,7 @@ from minitriton.ir.register_maps import narrowed
 from minitriton.ir.target import Target
 from minitriton.ir.tensor_map_specs import add_spec
 from minitriton.ir.types import bit_width
+from minitriton.ir.warp_roles import ENDS
 from minitriton.passes.access_layouts import MAX_VECTOR_BYTES, SECTOR_BYTES
 from minitriton.passes.affine import ONE, AffineAnalysis
 from minitriton.passes.allocate_shared import bytes_with
@@ -114,7 +115,16 @@ def run(module: ir.Module, target: Target, options: PassOptions) -> None:
     for store in copied:
         store.erase()
     if copies:
+        _wait_at_turns(module)
         upstream(module, options)
+
+
+def _wait_at_turns(module: ir.Module) -> None:
+    """Before another group of warps may store: all that this one has stored is there."""
+    for op in walk(kernel_of(module)):
+        if op.name == "mt.turn_pass" and ENDS in op.attributes and "mt.group" not in op.attributes:
+            builder = Builder(ir.InsertionPoint(op), op.location)
+            builder.create("mt.tma_store_wait", [], [], {"pending": i32_attr(0)})
 
 
 def _last(store: ir.Operation, stores: Sequence[ir.Operation]) -> ir.Operation:
