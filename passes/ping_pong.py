@@ -96,7 +96,7 @@ def deal_iterations(loop: ir.Operation, dealing: Dealing, split: ir.Operation) -
 
     before: for %t = lower to upper, step { turn_wait; loop; turn_pass; store }
     after:  for %i = group_id to count, group_count { %t = lower + %i * step; turn_wait; loop;
-              turn_pass; turn_wait {ends}; store; turn_pass {ends}; (slot, parity) past the other's }
+              turn_pass; turn_wait {ends}; store; turn_pass {ends}; slot past the other's }
     """
     tiles = tile_loops.around(loop)
     assert tiles is not None, "its iterations have been found fit to be dealt"
@@ -195,9 +195,7 @@ class Dealing:
         take_last_turns(builder.op("arith.divui", i32(), [rest, count]), [{}], builder)
 
 
-def take_last_turns(
-    own: Value, kinds: Sequence[dict[str, ir.Attribute]], builder: Builder
-) -> None:
+def take_last_turns(own: Value, kinds: Sequence[dict[str, ir.Attribute]], builder: Builder) -> None:
     """The group that would run number `own`, an i32, takes the turns of these kinds."""
     turn = builder.op("arith.andi", i32(), [own, builder.constant(i32(), 1)])
     chosen = compare(EQ, turn, builder.op("mt.group_id", i32()), builder)

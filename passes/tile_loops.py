@@ -30,10 +30,7 @@ def refusal(function: ir.Operation, tiles: ir.Operation, loop: ir.Operation) -> 
         return "a tile needs what the one before it left"
     body, loads = tiles.regions[0].blocks[0], []
     ends = {
-        inner
-        for op in ops_of(body)
-        if loop.is_before_in_block(op)
-        for inner in (op, *walk(op))
+        inner for op in ops_of(body) if loop.is_before_in_block(op) for inner in (op, *walk(op))
     }
     for op in walk(function):
         if op.name in persist.REFUSED:
