@@ -161,17 +161,19 @@ def _is_repeated(copies: Sequence[_Copy], number: int, order: GlobalOrder) -> bo
 
 def _are_apart(a: _Store, b: _Store) -> bool:
     """Whether two stores are to different boxes of an array, provided that different elements of
-    that have different addresses."""
+    that have different addresses. Where a dimension ends must be known, or it runs into others."""
     if a.store.block != b.store.block or a.map.offset != b.map.offset:
         return False
-    pairs = list(zip(a.map.dims, b.map.dims, strict=False))
+    if len(a.map.dims) != len(b.map.dims) or any(d.size is None for d in a.map.dims[:-1]):
+        return False
+    pairs = list(zip(a.map.dims, b.map.dims, strict=True))
     if any((x.stride, x.size, x.tile_dim) != (y.stride, y.size, y.tile_dim) for x, y in pairs):
         return False
     for x, y in pairs:
         distance = (x.coordinate - y.coordinate).value
         extents = [1 if x.tile_dim is None else s.tile.type.shape[x.tile_dim] for s in (a, b)]
         if distance is not None and abs(distance) >= max(extents):
-            return len(a.map.dims) == len(b.map.dims)
+            return True
     return False
 
 
