@@ -99,18 +99,23 @@ def looped(
 
 
 def in_halves(
-    a, b, c, n, N, BM: tl.constexpr, BN: tl.constexpr, OVER: tl.constexpr, MASKED: tl.constexpr
+    a, b, c, n, N, first, BM: tl.constexpr, BN: tl.constexpr, OVER: tl.constexpr,
+    MASKED: tl.constexpr,
 ):  # fmt: skip
     """Tiles in a loop, each stored half by half; OVER: so many columns of these overlap."""
     rm, rn, rk, half = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, K), tl.arange(0, BN // 2)
+    out = tl.make_tensor_descriptor(c, [n * BM, N], [N, 1], [BM, BN // 2])
     for tile in tl.range(0, n, flatten=True):
         x = tl.load(a + (tile * BM + rm)[:, None] * K + rk[None, :])
         acc = tl.dot(x, tl.load(b + rk[:, None] * BN + rn[None, :])).to(tl.float16)
         left, right = tl.split(tl.permute(tl.reshape(acc, (BM, 2, BN // 2)), (0, 2, 1)))
-        rows = c + (tile * BM + rm)[:, None] * N
-        tl.store(rows + half[None, :], left, mask=half[None, :] < N if MASKED else None)
-        other = half + (BN // 2 - OVER)
-        tl.store(rows + other[None, :], right, mask=other[None, :] < N if MASKED else None)
+        if MASKED:
+            out.store([tile * BM, first], left)
+            out.store([tile * BM, first + (BN // 2 - OVER)], right)
+        else:
+            at = c + (tile * BM + rm)[:, None] * N + half[None, :]
+            tl.store(at, left)
+            tl.store(at + (BN // 2 - OVER), right)
 
 
 def pipelined(a, b, c, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):

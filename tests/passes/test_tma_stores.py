@@ -192,10 +192,10 @@ def test_halves_of_a_tile_in_a_loop(kernel, bn, over, masked, pieces):
     """They go through the same two slots, one after the other; only the first waits until what
     was stored before is there, unless they may overlap."""
     kern = kernel(
-        store_kernels.in_halves, **HALVES, n="i32", N="i32:16", BM=128, BN=bn, OVER=over,
-        MASKED=masked, target="sm_90a", num_warps=8,
+        store_kernels.in_halves, **HALVES, n="i32", N="i32:16", first="i32:16", BM=128, BN=bn,
+        OVER=over, MASKED=masked, target="sm_90a", num_warps=8,
     )  # fmt: skip
-    module = kern.check([halves(384, 64), halves(64, bn), halves(384, bn)], [3, bn])
+    module = kern.check([halves(384, 64), halves(64, bn), halves(384, bn + 16)], [3, bn + 16, 16])
     assert is_copied(module)
     (buffer,) = [
         op for op in ops_named(module, "mt.local_alloc") if "mt.alignment" in op.attributes
