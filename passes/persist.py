@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 ATTRIBUTE = "mt.persistent"
 # With these a program may wait for another one, or say where in the grid it is.
-REFUSED = frozenset(("scf.while", "mt.atomic_cas", "mt.assert", "mt.print"))
+_REFUSED = frozenset(("scf.while", "mt.atomic_cas", "mt.assert", "mt.print"))
 
 
 def refusal(
@@ -46,7 +46,7 @@ def refusal(
     which starts the next one wherever there is room.
     """
     for op in walk(function):
-        if op.name in REFUSED:
+        if op.name in _REFUSED:
             return f"it has {op.name}"
     if any(block_of(found.state[1]) != function.regions[0].blocks[0] for found in sets):
         return "some programs may skip its loops"

@@ -9,7 +9,6 @@ memory that others write: ends run one after the other, in the order of the iter
 from __future__ import annotations
 
 from minitriton.ir.mlir import ir
-from minitriton.passes import persist
 from minitriton.passes.global_order import may_overwrite
 from minitriton.passes.op_classes import MEMORY_ACCESS, is_pure
 from minitriton.passes.traversal import ops_of, walk
@@ -33,8 +32,6 @@ def refusal(function: ir.Operation, tiles: ir.Operation, loop: ir.Operation) -> 
         inner for op in ops_of(body) if loop.is_before_in_block(op) for inner in (op, *walk(op))
     }
     for op in walk(function):
-        if op.name in persist.REFUSED:
-            return f"it has {op.name}"
         if op in ends:
             continue
         if op.name == "mt.load":

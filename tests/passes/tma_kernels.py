@@ -168,8 +168,10 @@ def offsets(out, i, j, n, FORM: tl.constexpr):
             tl.store(out + at, value + r * step)
             value += i * 6
         value = r + c + i
-    else:
+    elif FORM == 4:
         value = (r + (c - r) * 1) - (tl.program_id(0) - 5) * j
+    else:
+        value = tl.where(c + i < n + i, c + i, 5)
     tl.store(out + at, value)
 
 
