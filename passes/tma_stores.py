@@ -47,7 +47,7 @@ from minitriton.passes.slots import allocate_slots
 from minitriton.passes.tensor_maps import MapPlan, NotAffine
 from minitriton.passes.tensor_maps import plan as plan_map
 from minitriton.passes.tile_pass import PassOptions
-from minitriton.passes.traversal import Value, defining_op, int_attribute, kernel_of, walk
+from minitriton.passes.traversal import Value, defining_op, int_attribute, kernel_of, ops_of, walk
 
 EPILOGUE_BYTES = 32 * 1024  # of shared memory for the tiles on their way out of a kernel
 ROOM = "mt.epilogue_bytes"  # attribute of the module that replaces EPILOGUE_BYTES
@@ -143,9 +143,20 @@ def run(module: ir.Module, target: Target, options: PassOptions) -> None:
 def _wait_at_turns(module: ir.Module) -> None:
     """Before another group of warps may store: all that this one has stored is there."""
     for op in walk(kernel_of(module)):
-        if op.name == "mt.turn_pass" and ENDS in op.attributes and "mt.group" not in op.attributes:
+        if _ends_turn(op):
             builder = Builder(ir.InsertionPoint(op), op.location)
             builder.create("mt.tma_store_wait", [], [], {"pending": i32_attr(0)})
+
+
+def _ends_turn(op: ir.Operation) -> bool:
+    """Whether the end of a tile's iteration is over after `op` (`ping_pong.deal_iterations`)."""
+    own = "mt.group" not in op.attributes
+    return bool(op.name == "mt.turn_pass" and own and ENDS in op.attributes)
+
+
+def _is_waited_for(block: ir.Block) -> bool:
+    """Whether all stores of a block are there at its end."""
+    return any(map(_ends_turn, ops_of(block)))
 
 
 def _is_repeated(copies: Sequence[_Copy], number: int, order: GlobalOrder) -> bool:
@@ -420,8 +431,10 @@ def _rewrite(
 
 def _await_slot(copy: _Copy, number: int, builder: Builder, *, repeated: bool) -> None:
     """Before piece `number` is written: its slot is no longer read; before the first one all that
-    was stored to the same argument is there, too, since later stores win."""
+    was stored to the same argument is there, too, since later stores win. Turns tell as much."""
     slots, place = copy.pieces.slots, copy.before + number
+    if place == 0 and _is_waited_for(copy.store.block):
+        return
     in_use = place >= slots or (place == 0 and copy.loop is not None)
     if number == 0 and repeated:
         builder.create("mt.tma_store_wait", [], [], {"pending": i32_attr(0)})
@@ -460,6 +473,7 @@ def _finish(end: ir.Operation, buffers: Sequence[Value]) -> None:
     loop = end.name != "mt.store"
     place = ir.InsertionPoint.after(end) if loop else ir.InsertionPoint(end)
     builder = Builder(place, end.location)
-    _wait_for_reads(0, builder)
+    if not (loop and _is_waited_for(end.regions[0].blocks[0])):
+        _wait_for_reads(0, builder)
     for buffer in buffers:
         builder.create("mt.local_dealloc", [], [buffer])
