@@ -152,7 +152,8 @@ class Dealing:
                 op.move_before(split)
         self._stages = stages
         builder = Builder(ir.InsertionPoint(split), loop.location)
-        trips = trip_count(*list(loop.operands)[:3], builder)
+        lower, upper, step = list(loop.operands)[:3]
+        trips = trip_count(lower, upper, step, builder)
         wide = trips.type
         self._moves = builder.op("arith.remui", wide, [trips, builder.constant(wide, 2 * stages)])
         if wide != i32():
