@@ -12,7 +12,7 @@ from minitriton.codegen.shared_address import shared_word
 from minitriton.codegen.warpgroup import warpgroup
 from minitriton.ir.diagnostics import InternalError
 from minitriton.ir.mlir import ir
-from minitriton.ir.warp_roles import CONSUMER_REGISTERS, PRODUCER_REGISTERS
+from minitriton.ir.warp_roles import CONSUMER_REGISTERS, ENDS, PRODUCER_REGISTERS
 
 WARPGROUP = 4  # warps
 
@@ -72,12 +72,12 @@ def lower_mbarrier_arrive(lowering: Lowering, op: ir.Operation) -> None:
 
 
 def lower_turn_wait(lowering: Lowering, op: ir.Operation) -> None:
-    own = lowering.add(warpgroup(lowering), _first_turn(lowering))
+    own = lowering.add(warpgroup(lowering), _first_turn(lowering, op))
     _turn(lowering, op, "sync", own)
 
 
 def lower_turn_pass(lowering: Lowering, op: ir.Operation) -> None:
-    own, first, last = warpgroup(lowering), _first_turn(lowering), _warpgroups(lowering) - 1
+    own, first, last = warpgroup(lowering), _first_turn(lowering, op), _warpgroups(lowering) - 1
     if last == 1:
         following = lowering.binary("subi", lowering.int32(first + last), own)
     else:
@@ -92,9 +92,11 @@ def _warpgroups(lowering: Lowering) -> int:
     return lowering.consumer_warps // WARPGROUP
 
 
-def _first_turn(lowering: Lowering) -> int:
-    """The number of the first barrier for turns, one for each warpgroup, after the groups' own."""
-    return CONSUMER_BARRIER + lowering.groups
+def _first_turn(lowering: Lowering, op: ir.Operation) -> int:
+    """The number of the first barrier for turns, one for each warpgroup, after the groups' own;
+    those for the ends of programs come after them."""
+    first = CONSUMER_BARRIER + lowering.groups
+    return first + _warpgroups(lowering) if ENDS in op.attributes else first
 
 
 def _turn(lowering: Lowering, op: ir.Operation, how: str, number: ir.Value) -> None:

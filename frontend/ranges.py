@@ -13,9 +13,10 @@ from minitriton.frontend.values import Tensor, unwrap
 class range:
     """`range(stop)` or `range(start, stop, step)` with options for the loop it drives.
 
-    `num_stages`: pipeline depth, and a promise that arguments the loop stores through do not
-    overlap those it loads from; `loop_unroll_factor`; `flatten`, `warp_specialize`,
-    `disallow_acc_multi_buffer`, `disable_licm`: as in Triton. The bounds may be run-time scalars.
+    `num_stages`: pipeline depth; `loop_unroll_factor`; `flatten`, `warp_specialize`,
+    `disallow_acc_multi_buffer`, `disable_licm`: as in Triton. `num_stages`, `flatten` and
+    `warp_specialize` promise that arguments the loop stores through do not overlap those it loads
+    from. The bounds may be run-time scalars.
     """
 
     static = False

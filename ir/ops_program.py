@@ -54,13 +54,13 @@ class SplitWarpsOp(MT.Operation, name="split_warps"):
 
 
 class TurnWaitOp(MT.Operation, name="turn_wait"):
-    """Waits until another warpgroup has passed the turn to multiply. With `mt.group`, a number,
-    only that warpgroup does."""
+    """Waits until another warpgroup has passed the turn to multiply, with `mt.of_ends` the one to
+    store. With `mt.group`, a number, only that warpgroup does."""
 
 
 class TurnPassOp(MT.Operation, name="turn_pass"):
-    """Passes the turn to the next warpgroup, the last one to the first. With `mt.group` only that
-    one does."""
+    """Passes the turn (see mt.turn_wait) to the next warpgroup, the last one to the first. With
+    `mt.group` only that one does."""
 
 
 class HintOp(MT.Operation, name="hint"):

@@ -13,6 +13,7 @@ GROUPS = "mt.consumer_groups"
 GROUP_BYTES = "mt.group_bytes"
 # Module attribute: so many groups share the programs, each has a part of their rows.
 ROW_GROUPS = "mt.row_groups"
+ENDS = "mt.of_ends"  # marks turns at the ends of programs, apart from those at products
 # Registers of a thread that holds tiles, by how many warpgroups do; PRODUCER_REGISTERS of another.
 # In all no more than at the launch.
 CONSUMER_REGISTERS = {2: 240, 3: 160}

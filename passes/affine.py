@@ -89,8 +89,8 @@ ZERO, ONE = Polynomial(), Polynomial.constant(1)
 
 @dataclass(frozen=True)
 class Wrap:
-    """A remainder that was taken as its dividend: right where index < bound along dim, if the
-    arguments in `non_negative` are not negative."""
+    """A remainder that was taken as its dividend (or a choice as its first value): right where
+    index < bound along dim, if the arguments in `non_negative` are not negative."""
 
     dim: int
     bound: Polynomial
@@ -200,15 +200,21 @@ class AffineAnalysis:
             return None
         increment = self.of(operands[1 - operands.index(argument)])
         initial = self.of(loop.operands[2 + argument.arg_number])
-        step = integer_constant(loop.operands[2])
-        if increment is None or initial is None or step is None or step <= 0:
+        if increment is None or initial is None or any(increment.dims) or increment.wraps:
             return None
-        each = increment.scalar.divided(step)
-        if each is None or any(increment.dims) or increment.wraps or self._varies(each, body):
+        each = self._for_each_step(increment.scalar, loop.operands[2])
+        if each is None or self._varies(each, body):
             return None
         induction, lower = self.of(body.arguments[0]), self.of(loop.operands[0])
         assert induction is not None and lower is not None, "scalars always have a form"
         return initial.plus(Affine((induction.scalar - lower.scalar) * each))
+
+    def _for_each_step(self, increment: Polynomial, step: Value) -> Polynomial | None:
+        """increment / step, where that is whole."""
+        form, number = self.of(step), integer_constant(step)
+        if form is not None and form.scalar == increment and number != 0:
+            return ONE
+        return increment.divided(number) if number is not None and number > 0 else None
 
     def _varies(self, value: Polynomial, body: ir.Block) -> bool:
         """Whether an atom of `value` is made inside the loop."""
@@ -259,6 +265,14 @@ class AffineAnalysis:
             return None
         wrap = Wrap(dim, m.scalar - x.scalar, frozenset(arguments))
         return Affine(x.scalar, x.dims, None, (wrap,))
+
+    def choice(self, op: ir.Operation) -> Affine | None:
+        """x where index < bound, else something, as x: whoever uses this must show the bound."""
+        bounds, x = bounds_of(op.operands[0], self), self.of(op.operands[1])
+        if x is None or x.wraps or not any(x.dims) or bounds is None or len(bounds) != 1:
+            return None
+        dim, limit, is_upper = bounds[0]
+        return replace(x, wraps=(Wrap(dim, limit),)) if is_upper else None
 
     def hint(self, op: ir.Operation) -> Affine | None:
         """A value with a promise about it."""
@@ -335,6 +349,7 @@ _RULES: dict[str, Callable[[AffineAnalysis, ir.Operation], Affine | None]] = {
     "arith.subi": AffineAnalysis.difference,
     "arith.muli": AffineAnalysis.product,
     "arith.remsi": AffineAnalysis.remainder,
+    "arith.select": AffineAnalysis.choice,
     "arith.extsi": AffineAnalysis.same,
     "mt.hint": AffineAnalysis.hint,
     "mt.convert_layout": AffineAnalysis.same,

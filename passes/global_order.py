@@ -17,6 +17,7 @@ from minitriton.passes.traversal import Value, defining_op, int_attribute, kerne
 PROGRAMS = "mt.programs"
 """Attribute of a loop whose iterations are programs of the grid: nothing orders what one does to
 global memory with what others do."""
+_PROMISES = frozenset(("mt.num_stages", "mt.flatten", "mt.warp_specialize"))
 _READS = frozenset(("mt.load", "mt.async_copy", "mt.tma_copy"))
 _ATOMICS = frozenset(("mt.atomic_rmw", "mt.atomic_cas"))
 
@@ -32,13 +33,19 @@ def base_of(pointer: Value, entry: ir.Block) -> int | None:
     return argument.arg_number if argument.owner == entry else None
 
 
+def _promises(loop: ir.Operation) -> bool:
+    """Whether the arguments that a loop stores through do not overlap those it loads from: it asks
+    to have loads made ahead of stores, of a later iteration maybe."""
+    return any(name in loop.attributes for name in _PROMISES)
+
+
 def may_overwrite(loop: ir.Operation, feeding: Sequence[ir.Operation], entry: ir.Block) -> bool:
-    """Whether the loop may write what `feeding` reads. `num_stages` on the loop itself promises
+    """Whether the loop may write what `feeding` reads. An option on the loop itself may promise
     that different arguments of the kernel do not overlap."""
     writers = [op for op in walk(loop) if op.name in WRITES_IN_LOOP]
     if not writers:
         return False
-    if "mt.num_stages" not in loop.attributes or {op.name for op in writers} != {"mt.store"}:
+    if not _promises(loop) or {op.name for op in writers} != {"mt.store"}:
         return True
     read, written = ({base_of(op.operands[0], entry) for op in ops} for ops in (feeding, writers))
     return None in read | written or bool(read & written)
@@ -58,7 +65,7 @@ class GlobalOrder:
 
     def obstacle(self, store: ir.Operation, copied: Collection[ir.Operation]) -> str | None:
         """Why `store` must stay what it is while those in `copied` become TMA copies; None where
-        it need not. Different arguments may overlap for reads, unless `num_stages` on a loop
+        it need not. Different arguments may overlap for reads, unless an option of a loop
         around both promises that they do not."""
         base = self._base(store)
         for other in self._accesses:
@@ -103,7 +110,7 @@ class GlobalOrder:
 
     def _promised(self, first: ir.Operation, second: ir.Operation) -> bool:
         others = self._parents(second)
-        return any("mt.num_stages" in op.attributes for op in self._parents(first) if op in others)
+        return any(_promises(op) for op in self._parents(first) if op in others)
 
     def _parents(self, op: ir.Operation) -> list[ir.Operation]:
         """The control flow around `op`, inner first."""

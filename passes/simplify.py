@@ -4,7 +4,8 @@
     before: select(%m, load(%p, %m), %o)    after: load(%p, %m, %o)
 
 Requires: no layouts. Ensures: the same meaning; no dead or (within a block) repeated loads; pure
-loop-invariant ops outside their loops unless the loop has mt.disable_licm.
+loop-invariant ops outside their loops unless the loop has mt.disable_licm; what counts the
+iterations of a loop with others inside comes from its variable (`counters`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import functools
 
 from minitriton.ir.mlir import ir, passmanager
 from minitriton.ir.target import Target
+from minitriton.passes.counters import replace_counters
 from minitriton.passes.dead_arguments import pass_through_dead_arguments
 from minitriton.passes.fold_tiles import fold_block
 from minitriton.passes.op_classes import MAY_WRITE, is_pure, may_trap
@@ -33,6 +35,7 @@ UPSTREAM = "builtin.module(canonicalize,cse)"
 def run(module: ir.Module, target: Target, options: PassOptions) -> None:
     """Simplifies the kernel of `module` in place."""
     upstream(module, options)
+    replace_counters(module)
     body = kernel_of(module).regions[0].blocks[0]
     fold_block(body)
     hoist_invariants(body)

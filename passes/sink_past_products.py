@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from minitriton.ir.mlir import ir
 from minitriton.ir.target import Target
-from minitriton.ir.warp_roles import GROUPS, PRODUCER, ROW_GROUPS
+from minitriton.ir.warp_roles import ENDS, GROUPS, PRODUCER, ROW_GROUPS
 from minitriton.passes.op_classes import is_pure
 from minitriton.passes.tile_pass import PassOptions
 from minitriton.passes.traversal import (
     Value,
     around_in,
+    attributes_of,
     defining_op,
     is_used,
     kernel_of,
@@ -33,7 +34,7 @@ def run(module: ir.Module, target: Target, options: PassOptions) -> None:
     if GROUPS not in attributes or ROW_GROUPS in attributes:
         return
     for op in list(walk(kernel_of(module))):
-        if op.name == "mt.turn_pass" and "mt.group" not in op.attributes:
+        if op.name == "mt.turn_pass" and not {"mt.group", ENDS} & attributes_of(op).keys():
             _sink(op)
     for op in reversed(list(walk(kernel_of(module)))):
         users = [use.owner.operation for use in op.results[0].uses] if _is_movable(op) else []

@@ -200,7 +200,7 @@ class _Planner:
         for wrap in address.wraps:
             self._check_wrap(wrap, upper)
             if upper.setdefault(wrap.dim, wrap.bound) != wrap.bound:
-                raise NotAffine(f"its mask bounds dimension {wrap.dim} beside a `%`")
+                raise NotAffine(f"its mask bounds dimension {wrap.dim} beside a `%` or `where`")
         return upper, lower
 
     def _check_wrap(self, wrap: Wrap, upper: dict[int, Polynomial]) -> None:
@@ -208,9 +208,13 @@ class _Planner:
         if upper.get(wrap.dim) == wrap.bound:
             return
         if self._access.name == "mt.store":
-            raise NotAffine(f"elements that `%` wraps along dimension {wrap.dim} are stored")
+            raise NotAffine(
+                f"elements that `%` or `where` moves along dimension {wrap.dim} are stored"
+            )
         if not unobserved(self._access.results[0], wrap.dim, wrap.bound, self._analysis):
-            raise NotAffine(f"elements that `%` wraps along dimension {wrap.dim} may be used")
+            raise NotAffine(
+                f"elements that `%` or `where` moves along dimension {wrap.dim} may be used"
+            )
 
     def _coordinate(
         self, dim: int, stride: Polynomial, rest: Polynomial, end: Polynomial | None,

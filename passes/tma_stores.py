@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -34,6 +34,7 @@ from minitriton.ir.register_maps import narrowed
 from minitriton.ir.target import Target
 from minitriton.ir.tensor_map_specs import add_spec
 from minitriton.ir.types import bit_width
+from minitriton.ir.warp_roles import ENDS
 from minitriton.passes.access_layouts import MAX_VECTOR_BYTES, SECTOR_BYTES
 from minitriton.passes.affine import ONE, AffineAnalysis
 from minitriton.passes.allocate_shared import bytes_with
@@ -46,7 +47,7 @@ from minitriton.passes.slots import allocate_slots
 from minitriton.passes.tensor_maps import MapPlan, NotAffine
 from minitriton.passes.tensor_maps import plan as plan_map
 from minitriton.passes.tile_pass import PassOptions
-from minitriton.passes.traversal import Value, defining_op, int_attribute, kernel_of, walk
+from minitriton.passes.traversal import Value, defining_op, int_attribute, kernel_of, ops_of, walk
 
 EPILOGUE_BYTES = 32 * 1024  # of shared memory for the tiles on their way out of a kernel
 ROOM = "mt.epilogue_bytes"  # attribute of the module that replaces EPILOGUE_BYTES
@@ -58,7 +59,7 @@ MIN_ROW_BYTES = 64  # of a piece, unless the tile's rows are shorter: two sector
 @dataclass(frozen=True)
 class Pieces:
     """How a tile goes through shared memory: `count` pieces of `size` elements along `axis`, each
-    in a slot of layout `slot`; slots: 1 or 2."""
+    in a slot of layout `slot`; slots: 1 or 2, which several tiles may go through."""
 
     axis: int
     size: int
@@ -79,12 +80,29 @@ class _Store:
     map: MapPlan
     loop: ir.Operation | None
 
+    @property
+    def sharing(self) -> Hashable:
+        """Equal for stores of one iteration that go through the same slots, one after the other:
+        of equal tiles into one array."""
+        if self.loop is None:
+            return self.store
+        tile = self.tile.type
+        return (
+            self.loop,
+            self.store.block,
+            self.map.base,
+            layout_of(tile),
+            tile.element_type,
+            self.order,
+        )
+
 
 @dataclass(frozen=True)
 class _Copy(_Store):
-    """One that TMA makes."""
+    """One that TMA makes; before: how many pieces of other stores go through its slots first."""
 
     pieces: Pieces
+    before: int
 
 
 def run(module: ir.Module, target: Target, options: PassOptions) -> None:
@@ -101,20 +119,73 @@ def run(module: ir.Module, target: Target, options: PassOptions) -> None:
             break
         stores = [s for s in stores if any(s.store == copy.store for copy in copies)]
     copied = [copy.store for copy in copies]
-    repeated = [order.is_repeated(store, copied) for store in copied]
+    repeated = [_is_repeated(copies, number, order) for number in range(len(copies))]
     ends = [copy.loop or _last(copy.store, copied) for copy in copies]
-    buffers = []
-    for copy, again in zip(copies, repeated, strict=True):
+    buffers: dict[Hashable, Value] = {}
+    buffers_of: dict[ir.Operation, list[Value]] = {}
+    for copy, again, end in zip(copies, repeated, ends, strict=True):
         count = copy.pieces.count
         text = f"store by TMA in {count} piece{'s' * (count > 1)}: {copy.pieces.bytes} bytes"
         add_remark(module, copy.store, text)
-        buffers.append(_rewrite(module, copy, analysis, repeated=again))
-    for end in dict.fromkeys(ends):
-        _finish(end, [buffer for buffer, own in zip(buffers, ends, strict=True) if own == end])
+        if copy.sharing not in buffers:
+            buffers[copy.sharing] = made = _allocate(copy)
+            buffers_of.setdefault(end, []).append(made)
+        _rewrite(module, copy, buffers[copy.sharing], analysis, repeated=again)
+    for end, made in buffers_of.items():
+        _finish(end, made)
     for store in copied:
         store.erase()
     if copies:
+        _wait_at_turns(module)
         upstream(module, options)
+
+
+def _wait_at_turns(module: ir.Module) -> None:
+    """Before another group of warps may store: all that this one has stored is there."""
+    for op in walk(kernel_of(module)):
+        if _ends_turn(op):
+            builder = Builder(ir.InsertionPoint(op), op.location)
+            builder.create("mt.tma_store_wait", [], [], {"pending": i32_attr(0)})
+
+
+def _ends_turn(op: ir.Operation) -> bool:
+    """Whether the end of a tile's iteration is over after `op` (`ping_pong.deal_iterations`)."""
+    own = "mt.group" not in op.attributes
+    return bool(op.name == "mt.turn_pass" and own and ENDS in op.attributes)
+
+
+def _is_waited_for(block: ir.Block) -> bool:
+    """Whether all stores of a block are there at its end."""
+    return any(map(_ends_turn, ops_of(block)))
+
+
+def _is_repeated(copies: Sequence[_Copy], number: int, order: GlobalOrder) -> bool:
+    """Whether a store by TMA, number `number`, must wait for others to the same argument. The first
+    one of a block waits for those before the block, so that only what follows it matters."""
+    own = copies[number]
+    earlier = [c for c in copies[:number] if c.map.base == own.map.base]
+    for place, first in enumerate(earlier):
+        if first.store.block == own.store.block:
+            return not all(_are_apart(other, own) for other in earlier[place:])
+    return order.is_repeated(own.store, [copy.store for copy in copies])
+
+
+def _are_apart(a: _Store, b: _Store) -> bool:
+    """Whether two stores are to different boxes of an array, provided that different elements of
+    that have different addresses. Where a dimension ends must be known, or it runs into others."""
+    if a.store.block != b.store.block or a.map.offset != b.map.offset:
+        return False
+    if len(a.map.dims) != len(b.map.dims) or any(d.size is None for d in a.map.dims[:-1]):
+        return False
+    pairs = list(zip(a.map.dims, b.map.dims, strict=True))
+    if any((x.stride, x.size, x.tile_dim) != (y.stride, y.size, y.tile_dim) for x, y in pairs):
+        return False
+    for x, y in pairs:
+        distance = (x.coordinate - y.coordinate).value
+        extents = [1 if x.tile_dim is None else s.tile.type.shape[x.tile_dim] for s in (a, b)]
+        if distance is not None and abs(distance) >= max(extents):
+            return True
+    return False
 
 
 def _last(store: ir.Operation, stores: Sequence[ir.Operation]) -> ir.Operation:
@@ -146,12 +217,18 @@ def _fitted(module: ir.Module, stores: Sequence[_Store], target: Target) -> list
     function = kernel_of(module)
     room = int_attribute(module.operation, ROOM, EPILOGUE_BYTES)
     alone = "mt.producer_warps" in module.operation.attributes
-    counts = Counter(s.loop for s in stores if s.loop is not None)
+    loops = {s.sharing: s.loop for s in stores if s.loop is not None}
+    counts = Counter(loops.values())
     ops = [s.store for s in stores]
     exchanges = [s.store.operands[1].owner.operation for s in stores if not _is_direct(s)]
     taken: list[tuple[ir.Operation, ir.Operation, int]] = []
-    copies = []
+    copies: list[_Copy] = []
     for s in stores:
+        same = [copy for copy in copies if copy.sharing == s.sharing]
+        if same:
+            pieces, before = same[-1].pieces, same[-1].before + same[-1].pieces.count
+            copies.append(_Copy(s.store, s.tile, s.order, s.map, s.loop, pieces, before))
+            continue
         share = room if s.loop is None else room // counts[s.loop]
         life = (s.loop, s.loop) if s.loop else (s.store, _last(s.store, ops))
 
@@ -159,12 +236,13 @@ def _fitted(module: ir.Module, stores: Sequence[_Store], target: Target) -> list
             return bytes_with(function, [*taken, (*life, size)], ALIGNMENT, exchanges)
 
         try:
-            pieces = _fitting(s.tile, s.order, share, target, takes, alone=alone)
+            several = sum(other.sharing == s.sharing for other in stores) > 1
+            pieces = _fitting(s.tile, s.order, share, target, takes, alone=alone, several=several)
         except NotAffine as reason:
             _leave(module, s.store, str(reason))
             continue
         taken.append((*life, pieces.bytes))
-        copies.append(_Copy(s.store, s.tile, s.order, s.map, s.loop, pieces))
+        copies.append(_Copy(s.store, s.tile, s.order, s.map, s.loop, pieces, 0))
     return copies
 
 
@@ -175,18 +253,21 @@ def _is_direct(s: _Store) -> bool:
 
 def _fitting(
     tile: Value, order: tuple[int, ...], share: int, target: Target,
-    takes: Callable[[int], int], *, alone: bool,
+    takes: Callable[[int], int], *, alone: bool, several: bool,
 ) -> Pieces:  # fmt: skip
     """Pieces of at most `share` bytes, smaller ones where memory is short; the whole tile where it
     finds memory that others have done with, or that is free if the CTA is alone on its SM. `takes`:
-    what the kernel needs with so many bytes for the pieces. Raises NotAffine."""
+    what the kernel needs with so many bytes for the pieces. several: one such tile follows another.
+    Raises NotAffine."""
     bits = bit_width(element_of(tile.type))
-    whole = prod(tile.type.shape) * bits // 8
+    whole = prod(tile.type.shape) * bits // 8 * (1 + several)
     if takes(whole) <= (target.max_shared_bytes if alone else takes(0)):
         share = max(share, whole)
     while True:
         stmatrix = target.has("stmatrix")
-        pieces = pieces_of(layout_of(tile.type), order, bits, share, stmatrix=stmatrix)
+        pieces = pieces_of(
+            layout_of(tile.type), order, bits, share, stmatrix=stmatrix, several=several
+        )
         if takes(pieces.bytes) <= target.max_shared_bytes:
             return pieces
         share = pieces.bytes // 2
@@ -266,18 +347,19 @@ def _leave(module: ir.Module, store: ir.Operation, reason: str) -> None:
 
 
 def pieces_of(
-    layout: LinearLayout, order: tuple[int, ...], bits: int, room: int, *, stmatrix: bool
-) -> Pieces:
+    layout: LinearLayout, order: tuple[int, ...], bits: int, room: int, *, stmatrix: bool,
+    several: bool = False,
+) -> Pieces:  # fmt: skip
     """The largest pieces of a tile in registers that take at most `room` bytes and that threads
     can write without bank conflicts (with two at a time, if they are scattered), in one slot where
-    none fit into two. Raises NotAffine where there are none."""
+    none fit into two. several: tiles follow each other. Raises NotAffine where there are none."""
     worst = 2 if _is_scattered(layout, order[0]) else 1
     reason = "threads cannot write its boxes without bank conflicts"
     for most, axis in itertools.product((2, 1), order):
         extent = layout.shape[axis]
         least = MIN_ROW_BYTES * 8 // bits if axis == order[0] else 1
         for size in _sizes(extent, min(least, extent)):
-            slots = 1 if size == extent else most
+            slots = 1 if size == extent and not several else most
             part = narrowed(layout, axis, size)
             slot = None if part is None else _slot(part, order, bits, worst, stmatrix=stmatrix)
             if slot is not None:
@@ -312,9 +394,18 @@ def _slot(
     return slot if bank_conflicts(slot, part, vector, bits) <= worst else None
 
 
-def _rewrite(module: ir.Module, copy: _Copy, analysis: AffineAnalysis, *, repeated: bool) -> Value:
-    """All but the end (`_finish`); the buffer. `repeated`: the kernel may have stored by TMA to the
-    same argument before."""
+def _allocate(copy: _Copy) -> Value:
+    """The slots, before the loop or the store."""
+    builder = Builder(ir.InsertionPoint(copy.loop or copy.store), copy.store.location)
+    element = copy.tile.type.element_type
+    return allocate_slots(copy.pieces.slots, copy.pieces.slot, element, ALIGNMENT, builder)
+
+
+def _rewrite(
+    module: ir.Module, copy: _Copy, buffer: Value, analysis: AffineAnalysis, *, repeated: bool
+) -> None:
+    """All but the end (`_finish`). `repeated`: the kernel may have stored by TMA to the same place
+    before."""
     store, pieces = copy.store, copy.pieces
     element = copy.tile.type.element_type
     spec = describe(copy.map, pieces.slot.shape, copy.order, element, analysis)
@@ -322,9 +413,7 @@ def _rewrite(module: ir.Module, copy: _Copy, analysis: AffineAnalysis, *, repeat
         "map": i32_attr(add_spec(module.operation, spec)),
         "dims": ir.DenseI32ArrayAttr.get(copy.map.places),
     }
-    builder = Builder(ir.InsertionPoint(copy.loop or store), store.location)
-    buffer = allocate_slots(pieces.slots, pieces.slot, element, ALIGNMENT, builder)
-    builder.ip = ir.InsertionPoint(store)
+    builder = Builder(ir.InsertionPoint(store), store.location)
     starts = [evaluate(d.coordinate, analysis, lambda value: value, builder) for d in copy.map.dims]
     along = copy.map.places[pieces.axis]
     for number in range(pieces.count):
@@ -338,18 +427,19 @@ def _rewrite(module: ir.Module, copy: _Copy, analysis: AffineAnalysis, *, repeat
             step = builder.constant(corner[along].type, start)
             corner[along] = builder.op("arith.addi", step.type, [corner[along], step])
         builder.create("mt.tma_store", [], [slot, *corner], attributes)
-    return buffer
 
 
 def _await_slot(copy: _Copy, number: int, builder: Builder, *, repeated: bool) -> None:
     """Before piece `number` is written: its slot is no longer read; before the first one all that
-    was stored to the same argument is there, too, since later stores win."""
-    slots = copy.pieces.slots
-    in_use = number >= slots or (number == 0 and copy.loop is not None)
+    was stored to the same argument is there, too, since later stores win. Turns tell as much."""
+    slots, place = copy.pieces.slots, copy.before + number
+    if place == 0 and _is_waited_for(copy.store.block):
+        return
+    in_use = place >= slots or (place == 0 and copy.loop is not None)
     if number == 0 and repeated:
         builder.create("mt.tma_store_wait", [], [], {"pending": i32_attr(0)})
     elif in_use:
-        _wait_for_reads(slots - 1 if number else 0, builder)
+        _wait_for_reads(slots - 1 if place else 0, builder)
     if in_use:
         builder.create("mt.barrier", [])
 
@@ -369,7 +459,8 @@ def _write_piece(copy: _Copy, buffer: Value, number: int, builder: Builder) -> V
         attributes = {"axis": i32_attr(pieces.axis), "start": i32_attr(number * pieces.size)}
         type_ = tile_type(tile.type.element_type, layout)
         part = builder.op("mt.narrow", type_, [tile], attributes)
-    index = builder.constant(ir.IntegerType.get_signless(32), number % pieces.slots)
+    place = copy.before + number
+    index = builder.constant(ir.IntegerType.get_signless(32), place % pieces.slots)
     type_ = mem_type(pieces.slot.shape, tile.type.element_type, pieces.slot)
     slot = builder.op("mt.mem_index", type_, [buffer, index])
     builder.create("mt.local_store", [], [part, slot])
@@ -382,6 +473,7 @@ def _finish(end: ir.Operation, buffers: Sequence[Value]) -> None:
     loop = end.name != "mt.store"
     place = ir.InsertionPoint.after(end) if loop else ir.InsertionPoint(end)
     builder = Builder(place, end.location)
-    _wait_for_reads(0, builder)
+    if not (loop and _is_waited_for(end.regions[0].blocks[0])):
+        _wait_for_reads(0, builder)
     for buffer in buffers:
         builder.create("mt.local_dealloc", [], [buffer])

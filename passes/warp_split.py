@@ -15,7 +15,7 @@ from minitriton.ir.mlir import ir
 from minitriton.ir.target import Target
 from minitriton.ir.types import bit_width
 from minitriton.ir.warp_roles import ALL_WARPS
-from minitriton.passes import persist, ping_pong
+from minitriton.passes import persist, ping_pong, tile_loops
 from minitriton.passes.affine import AffineAnalysis
 from minitriton.passes.ahead_of_time import AheadOfTime
 from minitriton.passes.direct_rows import can_load_directly, load_directly
@@ -166,8 +166,12 @@ class WarpSplit:
         sets = self._rings.sets
         if self._deals:
             dealing = ping_pong.Dealing(self._loops[0], sets[0].stages, split)
-            persist.make_persistent(self._module, split, sets, dealing)
-            text = f"persistent: {self._groups} warpgroups run programs of their own, in turns"
+            if tile_loops.around(self._loops[0]) is None:
+                persist.make_persistent(self._module, split, sets, dealing)
+                text = f"persistent: {self._groups} warpgroups run programs of their own, in turns"
+            else:
+                ping_pong.deal_iterations(self._loops[0], dealing, split)
+                text = f"{self._groups} warpgroups take the tiles of its loop in turns"
             add_remark(self._module, split, text)
             return
         reason = persist.refusal(kernel_of(self._module), self._loops, sets)

@@ -42,8 +42,8 @@ SKINNY = (
 )  # fmt: skip
 DESCRIPTOR = (  # the last number: whether the result is stored in halves
     (128, 256, 64, 8, 3, 1), (128, 256, 64, 8, 4, 1), (128, 256, 64, 8, 3, 0),
-    (128, 128, 64, 4, 4, 0), (128, 128, 64, 8, 4, 0), (256, 128, 64, 8, 3, 1),
-    (128, 128, 128, 8, 3, 0),
+    (128, 128, 64, 4, 4, 0), (128, 128, 64, 4, 6, 0), (128, 128, 64, 4, 5, 0),
+    (128, 128, 64, 8, 4, 0), (256, 128, 64, 8, 3, 1), (128, 128, 128, 8, 3, 0),
 )  # fmt: skip
 NARROW = (128, 128, 64, 8, 4)  # for fp8, where rows of 128 may need too many registers
 NAMES = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "num_warps", "num_stages")

@@ -161,6 +161,45 @@ def matmul_subject(
     return compiled_subject(matmul_kernel, arguments, is_right, (1,), **options)
 
 
+# -- the same with a loop over tiles in the source, whose ends depend on each other
+@triton.jit
+def tiles_kernel(
+    a_ptr, b_ptr, c_ptr, seen_ptr, tiles, K,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """Two tiles each go to the same rows, where the second one stays; the order is written down."""
+    rm, rn, rk = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BK)
+    for tile in tl.range(0, tiles, flatten=True):
+        acc = tl.zeros((BM, BN), tl.float32)
+        for k in range(0, K, BK):
+            a = tl.load(a_ptr + (tile * BM + rm)[:, None] * K + (k + rk)[None, :])
+            b = tl.load(b_ptr + (k + rk)[:, None] * BN + rn[None, :])
+            acc = tl.dot(a, b, acc)
+        at = c_ptr + (tile // 2 * BM + rm)[:, None] * BN + rn[None, :]
+        tl.store(at, acc.to(c_ptr.dtype.element_ty))
+        tl.store(seen_ptr, tl.load(seen_ptr) * 3 + tile)
+
+
+def tiles_subject(least: int, blocks: tuple[int, int, int], **options: Any) -> Subject:
+    """`least` tiles or one more, of 1 to 3 iterations."""
+    bm, bn, bk = blocks
+
+    def arguments(seed: int) -> tuple[Any, ...]:
+        tiles, k = least + seed % 2, (1 + seed % 3) * bk
+        c = torch.full((-(-tiles // 2) * bm, bn), float("nan")).to(BF16)
+        a, b = torch.randn(tiles * bm, k).to(BF16), torch.randn(k, bn).to(BF16)
+        return a, b, c, torch.ones(1, dtype=torch.int32), tiles, k, *blocks
+
+    def is_right(*arguments: Any) -> bool:
+        a, b, c, seen, tiles, *_ = arguments
+        products = (a.double() @ b.double()).reshape(tiles, bm, bn)
+        number = functools.reduce(lambda n, tile: n * 3 + tile, range(tiles), 1)
+        kept = torch.cat([products[min(2 * n + 1, tiles - 1)] for n in range(-(-tiles // 2))])
+        return bool((c.double() - kept).abs().max() < 0.2) and seen.item() == number
+
+    return compiled_subject(tiles_kernel, arguments, is_right, (1,), specialize=True, **options)
+
+
 # -- attention: two products in turn, the second's left operand in registers
 @triton.jit
 def attention_kernel(
@@ -297,6 +336,9 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
         specialize=True,
         num_warps=4,
         num_stages=3,
+    ),
+    "matmul, tiles in turns": functools.partial(
+        tiles_subject, 4, (64, 32, 64), num_warps=4, num_stages=3
     ),
     "matmul, pairs": functools.partial(
         matmul_subject,

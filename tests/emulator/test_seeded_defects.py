@@ -50,6 +50,7 @@ _NO_GROUPS = (
 _EXCHANGED = (
     "two threads of a warpgroup or warp release a stage, one for each CTA: they change places"
 )
+_OWN_SLOT = "the store is to a slot of the group's own: turns order what goes to global memory"
 _REGISTERS = "consumers keep the registers of the launch: a matter of speed, or of not assembling"
 
 #: Kinds of instructions that clusters change.
@@ -126,6 +127,13 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         **_SPLIT_PRODUCT,
         "bar.sync 5/5: removed": _LAST_TURN,
     },
+    "matmul, tiles in turns": {
+        **{name: why for name, why in _SPLIT_PRODUCT.items() if "bulk.wait" not in name},
+        "bulk.wait_group 1/1: by every thread": _NO_GROUPS,
+        "bar.sync 2/6: after the next store": _OWN_SLOT,
+        "bar.sync 5/6: removed": _LAST_TURN,
+        "bar.sync 6/6: removed": _LAST_TURN,
+    },
     "matmul, pairs": {
         **_PAIRS,
         "bar.sync 1/2: another barrier": _FREE_BARRIER,
@@ -191,6 +199,7 @@ LEAST = {
     "attention, sm_80": 40,
     "matmul, specialised": 45,
     "matmul, ping-pong": 45,
+    "matmul, tiles in turns": 45,
     "matmul, pairs": 90,
     "matmul, ping-pong, pairs": 70,
     "matmul of bytes": 50,

@@ -46,6 +46,7 @@ HOPPER_FILES = {
     "test_warp_split",
     "test_rings",
     "test_ping_pong",
+    "test_tile_loops",
     "test_clusters",
     "test_row_groups",
 }  # and of files that do

@@ -98,6 +98,26 @@ def looped(
         tl.store(c + at, total.to(tl.float16))
 
 
+def in_halves(
+    a, b, c, n, N, first, BM: tl.constexpr, BN: tl.constexpr, OVER: tl.constexpr,
+    MASKED: tl.constexpr,
+):  # fmt: skip
+    """Tiles in a loop, each stored half by half; OVER: so many columns of these overlap."""
+    rm, rn, rk, half = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, K), tl.arange(0, BN // 2)
+    out = tl.make_tensor_descriptor(c, [n * BM, N], [N, 1], [BM, BN // 2])
+    for tile in tl.range(0, n, flatten=True):
+        x = tl.load(a + (tile * BM + rm)[:, None] * K + rk[None, :])
+        acc = tl.dot(x, tl.load(b + rk[:, None] * BN + rn[None, :])).to(tl.float16)
+        left, right = tl.split(tl.permute(tl.reshape(acc, (BM, 2, BN // 2)), (0, 2, 1)))
+        if MASKED:
+            out.store([tile * BM, first], left)
+            out.store([tile * BM, first + (BN // 2 - OVER)], right)
+        else:
+            at = c + (tile * BM + rm)[:, None] * N + half[None, :]
+            tl.store(at, left)
+            tl.store(at + (BN // 2 - OVER), right)
+
+
 def pipelined(a, b, c, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
     """One tile of C = A B, by a loop over K."""
     rm, rn, rk = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BK)

@@ -74,6 +74,19 @@ def test_carried_tiles_follow_the_induction_variable(kernel):
     assert shown == {(1, "induction"): 2, (1,): -4} or shown == {("induction", 1): 2, (1,): -4}
 
 
+def test_a_choice_by_a_bound_is_its_first_value_up_to_there(kernel):
+    """where(x < m, x, 5): x, if the index is below the bound along x's dimension."""
+    kern = kernel(tma_kernels.offsets, out="*i64", i="i32", j="i32", n="i32", FORM=5)
+    module = kern.build()
+    analysis = AffineAnalysis(kernel_of(module).regions[0].blocks[0])
+    (choice,) = [op for op in walk(kernel_of(module)) if op.name == "arith.select"]
+    form = analysis.of(choice.results[0])
+    assert form is not None and [d.value for d in form.dims] == [0, 1]
+    (wrap,) = form.wraps
+    shown = {tuple(map(analysis.argument, m)): c for m, c in wrap.bound.terms.items()}
+    assert wrap.dim == 1 and shown == {(3,): 1}
+
+
 def test_grids_are_larger_than_ids(kernel):
     """num_programs - 1 - program_id is not negative, whatever the launch."""
     kern = kernel(tma_kernels.last_first, out="*i32", n="i32")

@@ -53,7 +53,7 @@ def test_wrapped_rows_that_are_seen_stay_wrapped(kernel, masked, summed):
     a, b, c = halves(80, 128), halves(128, 64), np.zeros((128, 64), np.float32)
     module = kern.check([a, b, c], [80, 64, 128, 128, 64], (2, 1, 1))
     assert boxes(module) == 1
-    assert reasons(module) == ["elements that `%` wraps along dimension 0 may be used"]
+    assert reasons(module) == ["elements that `%` or `where` moves along dimension 0 may be used"]
 
 
 def test_a_batch_is_a_third_dimension(kernel):
@@ -153,7 +153,7 @@ def test_rows_past_the_end_of_a_group(kernel, kind, firsts, counts):
     ("kind", "seen", "reason"),
     [
         ("masked", True, "a coordinate may be negative"),
-        ("wrapped", True, "elements that `%` wraps along dimension 0 may be used"),
+        ("wrapped", True, "elements that `%` or `where` moves along dimension 0 may be used"),
         ("both ends", False, "a coordinate may be negative"),
         ("endless", False, "where a dimension ends does not come from arguments alone"),
         ("two strides", False, "where a dimension ends does not come from arguments alone"),

@@ -22,7 +22,7 @@ from minitriton.passes.remarks import remarks_of
 from minitriton.passes.tensor_maps import NotAffine
 from minitriton.passes.tile_pass import PassOptions
 from minitriton.passes.tma_stores import pieces_of
-from minitriton.passes.traversal import int_attribute, kernel_of, walk
+from minitriton.passes.traversal import int_attribute, integer_constant, kernel_of, walk
 from tests.passes import store_kernels
 
 RNG = np.random.default_rng(12)
@@ -85,7 +85,7 @@ def test_boxes(kernel, kind):
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        ("wrapped, seen", "elements that `%` wraps along dimension 0 are stored"),
+        ("wrapped, seen", "elements that `%` or `where` moves along dimension 0 are stored"),
         ("triangle", "its mask is not a box of coordinates"),
         ("gathered", "its addresses are not an argument plus an affine function"),
         ("strided", "elements along dimension 1 are not known to be adjacent"),
@@ -182,6 +182,36 @@ def test_in_loops(kernel, promised, two):
     buffers = [op for op in ops_named(module, "mt.local_alloc") if "mt.alignment" in op.attributes]
     ends = {op.operands[0] for op in ops_named(module, "mt.local_dealloc")}
     assert all(op.results[0] in ends for op in buffers)
+
+
+@pytest.mark.parametrize(
+    ("bn", "over", "masked", "pieces"),
+    [(128, 0, True, 1), (256, 0, True, 2), (256, 64, True, 2), (256, 0, False, 2)],
+)
+def test_halves_of_a_tile_in_a_loop(kernel, bn, over, masked, pieces):
+    """They go through the same two slots, one after the other; only the first waits until what
+    was stored before is there, unless they may overlap."""
+    kern = kernel(
+        store_kernels.in_halves, **HALVES, n="i32", N="i32:16", first="i32:16", BM=128, BN=bn,
+        OVER=over, MASKED=masked, target="sm_90a", num_warps=8,
+    )  # fmt: skip
+    module = kern.check([halves(384, 64), halves(64, bn), halves(384, bn + 16)], [3, bn + 16, 16])
+    assert is_copied(module)
+    (buffer,) = [
+        op for op in ops_named(module, "mt.local_alloc") if "mt.alignment" in op.attributes
+    ]
+    slots = [op.operands[1].owner for op in ops_named(module, "mt.local_store")]
+    assert all(slot.operands[0] == buffer.results[0] for slot in slots)
+    numbers = [integer_constant(slot.operands[1]) for slot in slots]
+    assert numbers == [0, 1] * pieces
+    (loop,) = ops_named(module, "scf.for")
+    waits = [
+        ("read" in op.attributes, int_attribute(op, "pending"))
+        for op in walk(loop) if op.name == "mt.tma_store_wait"
+    ]  # fmt: skip
+    apart = masked and not over
+    second = [(True, 1)] * (pieces > 1) if apart else [(False, 0)]
+    assert waits == [(False, 0), *second, *[(True, 1)] * (pieces - 1)]
 
 
 def test_in_a_loop_and_after_it(kernel):

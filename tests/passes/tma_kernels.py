@@ -105,7 +105,7 @@ def odd_masks(a, b, c, lengths, M, N, K, sa, sb, KIND: tl.constexpr, PROMISE: tl
         elif KIND == 1:
             mask = mask & ((rm[:, None] < 3) | (rk[None, :] < 5))
         elif KIND == 2:
-            at = a + tl.where(rm < 7, rm, 63 - rm)[:, None] * sa + rk[None, :] + k * B
+            at = a + tl.where(rm % 7 == 0, rm, 63 - rm)[:, None] * sa + rk[None, :] + k * B
         elif KIND == 3:
             at = a + rows * sa + rm[:, None] * sa + rk[None, :] + k * B
             mask = (rk[None, :] + k * B < K) & (rm[:, None] < M - 4)
@@ -168,8 +168,10 @@ def offsets(out, i, j, n, FORM: tl.constexpr):
             tl.store(out + at, value + r * step)
             value += i * 6
         value = r + c + i
-    else:
+    elif FORM == 4:
         value = (r + (c - r) * 1) - (tl.program_id(0) - 5) * j
+    else:
+        value = tl.where(c + i < n + i, c + i, 5)
     tl.store(out + at, value)
 
 
