@@ -18,6 +18,7 @@ from minitriton.ir.warp_roles import ALL_WARPS
 from minitriton.passes import persist, ping_pong
 from minitriton.passes.affine import AffineAnalysis
 from minitriton.passes.ahead_of_time import AheadOfTime
+from minitriton.passes.allocate_shared import OWN_SCRATCH
 from minitriton.passes.direct_rows import can_load_directly, load_directly
 from minitriton.passes.global_order import innermost_loop, may_overwrite, outermost_loop
 from minitriton.passes.multi_buffer import Staged
@@ -69,6 +70,7 @@ class WarpSplit:
         self._groups = shared if self.must_take else self._groups  # with memory of their own
         self._deals = self._groups > 1 and not self.must_take  # programs to them
         self._reasons: dict[ir.Operation, str] = {}
+        self._ends_early = False  # the rings' memory is free after the last loop, for stores
 
     def take(
         self, loop: ir.Operation, staged: Sequence[Staged], fixed: Sequence[Staged],
@@ -135,14 +137,24 @@ class WarpSplit:
         """How many slots rings for loads have, old ones or new ones beside the tiles of `fixed`; 0
         where too few fit."""
         loads = [s for group in groups for s in group]
-        room = self._room([*loads, *fixed])
+        taken = 0
         if fixed and self._rings.known(slots_of([fixed]), 1, loop, once=True) is None:
-            room -= sum(s.bytes for s in fixed)
+            taken = sum(s.bytes for s in fixed)
         rings = self._rings.known(slots_of(groups), stages, loop, once=False)
+        room = self._room([*loads, *fixed]) - taken
         if rings is not None:
             return rings.stages if room >= 0 else 0
-        fitting = min(stages, room // sum(s.bytes for s in loads))
+        per_stage = sum(s.bytes for s in loads)
+        if room < min(stages, 2) * per_stage and self._may_end_early(loop):
+            self._ends_early = True
+            room = self._room([*loads, *fixed]) - taken
+        fitting = min(stages, room // per_stage)
         return fitting if fitting >= min(stages, 2) else 0
+
+    def _may_end_early(self, loop: ir.Operation) -> bool:
+        """Whether no ring is needed after `loop`, in whose slots the kernel's stores then go."""
+        loops = [op for op in walk(kernel_of(self._module)) if op.name == "scf.for"]
+        return loops == [loop] and not self._deals and not self.must_take
 
     def _rows(
         self, groups: Sequence[Sequence[Staged]], stages: int, loop: ir.Operation, *, once: bool
@@ -170,7 +182,11 @@ class WarpSplit:
             text = f"persistent: {self._groups} warpgroups run programs of their own, in turns"
             add_remark(self._module, split, text)
             return
-        reason = persist.refusal(kernel_of(self._module), self._loops, sets)
+        if self._ends_early:
+            self._rings.end_after(self._loops[0])
+            reason: str | None = "what it stores takes the memory of its slots"
+        else:
+            reason = persist.refusal(kernel_of(self._module), self._loops, sets)
         if reason is None:
             persist.make_persistent(self._module, split, sets)
             add_remark(self._module, split, "persistent: each CTA runs several programs")
@@ -224,10 +240,12 @@ class WarpSplit:
 
     def _room(self, staged: Sequence[Staged]) -> int:
         """Bytes for the slots of a new loop, beside all that is needed at some time."""
-        scratch, buffers = SHARED_RESERVE, BARRIER_BYTES
+        scratch, buffers = OWN_SCRATCH if self._ends_early else SHARED_RESERVE, BARRIER_BYTES
         for op in walk(kernel_of(self._module)):
             if op.name == "mt.local_alloc":
                 buffers += buffer_bytes(op.results[0].type)
+            elif self._ends_early and _is_stored(op) and outermost_loop(op) is None:
+                continue
             elif not _becomes_a_read(op) and (found := scratch_of(op)) is not None:
                 least = PIECE_BYTES // self._groups if _is_stored(op) else found.bytes
                 scratch = max(scratch, min(found.bytes, least))

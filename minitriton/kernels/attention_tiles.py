@@ -146,6 +146,8 @@ class Plan:
     HELD: bool  # it loads q before its loops, for the compiler to keep in registers
     BLOCK_M: int = 0
     BLOCK_N: int = 0
+    FOR_K: bool = True  # a launch of the kernel for dk and dv may make one of them alone
+    FOR_V: bool = True
     APART: int = 1  # how far tokens of dq, dk and dv lie apart, in times their own size
 
     # Channels that tiles read: whole copies of 16 bytes, see `aligned`.
