@@ -144,12 +144,13 @@ class WarpSplit:
         room = self._room([*loads, *fixed]) - taken
         if rings is not None:
             return rings.stages if room >= 0 else 0
-        per_stage = sum(s.bytes for s in loads)
-        if room < min(stages, 2) * per_stage and self._may_end_early(loop):
-            self._ends_early = True
-            room = self._room([*loads, *fixed]) - taken
-        fitting = min(stages, room // per_stage)
-        return fitting if fitting >= min(stages, 2) else 0
+        each, least = sum(s.bytes for s in loads), min(stages, 2)
+        if room < least * each and self._may_end_early(loop):
+            more = self._room([*loads, *fixed], stored=False) - taken
+            if more >= least * each:
+                self._ends_early, room = True, more
+        fitting = min(stages, room // each)
+        return fitting if fitting >= least else 0
 
     def _may_end_early(self, loop: ir.Operation) -> bool:
         """Whether no ring is needed after `loop`, in whose slots the kernel's stores then go."""
@@ -238,15 +239,16 @@ class WarpSplit:
                     needed.add_value(value)
         return needed.refusal(function)
 
-    def _room(self, staged: Sequence[Staged]) -> int:
-        """Bytes for the slots of a new loop, beside all that is needed at some time."""
-        scratch, buffers = OWN_SCRATCH if self._ends_early else SHARED_RESERVE, BARRIER_BYTES
+    def _room(self, staged: Sequence[Staged], *, stored: bool = True) -> int:
+        """Bytes for the slots of a new loop, beside all that is needed at some time; without what
+        only stores behind all loops need, if not `stored`."""
+        scratch, buffers = SHARED_RESERVE if stored else OWN_SCRATCH, BARRIER_BYTES
         for op in walk(kernel_of(self._module)):
             if op.name == "mt.local_alloc":
                 buffers += buffer_bytes(op.results[0].type)
-            elif self._ends_early and _is_stored(op) and outermost_loop(op) is None:
-                continue
             elif not _becomes_a_read(op) and (found := scratch_of(op)) is not None:
+                if not stored and _is_stored(op) and outermost_loop(op) is None:
+                    continue
                 least = PIECE_BYTES // self._groups if _is_stored(op) else found.bytes
                 scratch = max(scratch, min(found.bytes, least))
         alignment = max(s.alignment for s in staged)

@@ -122,6 +122,25 @@ def test_refusals(kernel, kind, changed, reason):
     assert "mt.producer_warps" not in module.operation.attributes
 
 
+def test_stores_where_slots_were(kernel):
+    """Slots that leave the store no memory of its own; all warps are done with them before."""
+    arrays, scalars = data(144, 80, 320)
+    arrays[2] = arrays[2].astype(np.float16)
+    module = product(kernel, BN=256, BK=144, c="*fp16", N="i32:16").check(
+        arrays, scalars, (2, 1, 1)
+    )
+    assert remarks(module) == [
+        "warp specialised: a producer warp copies 2 stages by TMA",
+        "not persistent: what it stores takes the memory of its slots",
+    ]
+    (loop,) = loops_of(module)
+    following = [op.name for op in ops_of(loop.block)][ops_of(loop.block).index(loop) :]
+    before = following[: following.index("mt.local_store")]
+    assert before.count("mt.local_dealloc") == 2  # of A and B
+    assert before.index("mt.local_dealloc") < before.index("mt.barrier")
+    assert int_attribute(module.operation, "mt.shared_bytes") > 2 * (128 + 256) * 144 * 2
+
+
 @pytest.mark.parametrize(
     ("changed", "options"),
     [
