@@ -66,9 +66,8 @@ def attention_gradient(
         score = tl.dot(keys, tl.trans(query))
         slope = tl.dot(values, tl.trans(grad))
         p = tl.exp2(score - tl.load(row + start + rm)[None, :])
-        if BRANCH:
-            if start + BM > n:
-                p = tl.where((start + rm < n)[None, :], p, 0.0)
+        if BRANCH and start + BM > n:
+            p = tl.where((start + rm < n)[None, :], p, 0.0)
         sum_v = tl.dot(p.to(tl.float16), grad, sum_v)
         sum_k = tl.dot((p * slope).to(tl.float16), query, sum_k)
     tl.store(dk + rn[:, None] * D + rd[None, :], sum_k)
