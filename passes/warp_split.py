@@ -32,6 +32,7 @@ from minitriton.passes.ring_loops import (
     is_group_id,
     slots_of,
     specialize_loop,
+    waited_for,
 )
 from minitriton.passes.rings import Rings
 from minitriton.passes.row_groups import refused, row_groups
@@ -92,10 +93,10 @@ class WarpSplit:
         if reason is None:
             moving = groups_of(loop, [s for s in staged if s not in fixed])
             fixed = [s for s in staged if s in fixed]
-            fitting = self._stages(moving, stages, loop, fixed)
-            if fitting:
+            parts = self._parts(moving, stages, loop, fixed)
+            if parts:
                 once = self._rows([fixed], 1, loop, once=True) if fixed else None
-                each = self._rows(moving, fitting, loop, once=False)
+                each = [self._rows(groups, slots, loop, once=False) for groups, slots in parts]
                 for s in rows:
                     load_directly(s.load, self._warps)
                 made, turns = specialize_loop(self._module, loop, each, once, ahead, analysis)
@@ -105,7 +106,8 @@ class WarpSplit:
                     assert self._rings.split is not None
                     ping_pong.take_turns(self._module, made, self._rings.split)
                 self._loops.append(made)
-                text = f"warp specialised: a producer warp copies {each.rings.stages} stages by TMA"
+                counts = " and ".join(str(rows.rings.stages) for rows in each)
+                text = f"warp specialised: a producer warp copies {counts} stages by TMA"
                 add_remark(self._module, made, text)
                 return True
             reason = "its slots do not fit beside the kernel's other shared memory"
@@ -130,27 +132,34 @@ class WarpSplit:
             return staged
         return replace(staged, tiles=self._groups, bytes=self._groups * staged.bytes)
 
-    def _stages(
-        self, groups: Sequence[Sequence[Staged]], stages: int, loop: ir.Operation,
-        fixed: Sequence[Staged],
-    ) -> int:  # fmt: skip
-        """How many slots rings for loads have, old ones or new ones beside the tiles of `fixed`; 0
-        where too few fit."""
+    def _parts(
+        self, groups: list[list[Staged]], stages: int, loop: ir.Operation, fixed: Sequence[Staged]
+    ) -> list[tuple[list[list[Staged]], int]]:
+        """Loads in groups and how many slots their rings have, old ones or new ones beside the
+        tiles of `fixed`; none where too few fit. Two at least, if the kernel asks for them; where
+        only so much fits, one for loads that are done with before the next iteration."""
         loads = [s for group in groups for s in group]
         taken = 0
         if fixed and self._rings.known(slots_of([fixed]), 1, loop, once=True) is None:
             taken = sum(s.bytes for s in fixed)
-        rings = self._rings.known(slots_of(groups), stages, loop, once=False)
         room = self._room([*loads, *fixed]) - taken
-        if rings is not None:
-            return rings.stages if room >= 0 else 0
-        each, least = sum(s.bytes for s in loads), min(stages, 2)
-        if room < least * each and self._may_end_early(loop):
+        fewest = min(stages, 2)
+        done = [group for group in groups if fewest > 1 and waited_for(loop, group)]
+        rest = [group for group in groups if group not in done]
+        uneven = [(rest, fewest), (done, 1)] if done and rest else []
+        for parts in ([(groups, stages)], uneven):
+            found = [self._rings.known(slots_of(g), n, loop, once=False) for g, n in parts]
+            if found and all(found):
+                slots = [rings.stages for rings in found if rings is not None]
+                return [(g, n) for (g, _), n in zip(parts, slots, strict=True)] if room >= 0 else []
+        each, once = (sum(s.bytes for g in found for s in g) for found in (groups, done))
+        if room < fewest * each and self._may_end_early(loop):
             more = self._room([*loads, *fixed], stored=False) - taken
-            if more >= least * each:
+            if more >= fewest * each - (once if uneven else 0):
                 self._ends_early, room = True, more
-        fitting = min(stages, room // each)
-        return fitting if fitting >= least else 0
+        if room >= fewest * each:
+            return [(groups, min(stages, room // each))]
+        return uneven if room >= fewest * each - once else []
 
     def _may_end_early(self, loop: ir.Operation) -> bool:
         """Whether no ring is needed after `loop`, in whose slots the kernel's stores then go."""

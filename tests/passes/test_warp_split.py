@@ -1,5 +1,7 @@
 """Which loops a producer warp copies for, why others not, and that the programs mean the same."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -210,6 +212,23 @@ def test_loops_that_share_rings(kernel, tokens):
     first, second = loops_of(module)
     carried = list(second.operands)[-2:]
     assert carried == list(first.results)[-2:]
+
+
+def test_one_slot_for_what_is_done_with(kernel):
+    """Scores are waited for in their iteration: keys have to do with one slot, before values."""
+    arrays, scalars = attention_data(272, 256)
+    module = attention(kernel, bn=96, d=256).check(arrays, scalars, (3, 1, 1))
+    text = "warp specialised: a producer warp copies 2 and 1 stages by TMA"
+    assert remarks(module)[:2] == [text] * 2
+    sizes = [
+        op.results[0].type for op in named(kernel_of(module), "mt.local_alloc")
+        if "mt.alignment" in op.attributes
+    ]  # fmt: skip
+    assert ["x".join(re.findall(r"(\d+)x", str(t))[:3]) for t in sizes] == [
+        "1x128x256", "2x96x256", "1x96x256",
+    ]  # fmt: skip
+    first, second = loops_of(module)
+    assert list(second.operands)[-4:] == list(first.results)[-4:]
 
 
 def test_a_tile_that_stays_the_same_is_copied_once_per_loop(kernel):
