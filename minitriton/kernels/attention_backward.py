@@ -335,23 +335,23 @@ def backward(
     if plan.SHARED:
         partial = torch.empty((heads, *drest.shape), dtype=torch.float32, device=dq.device)
     strides = (*call.strides(), *strides_of(dout))
-    launches = [(tiles.keys, _tiled(plan, tiles.keys, FOR_V=tiles.values is None))]
+    launches = [(tiles.keys, dataclasses.replace(plan, FOR_V=tiles.values is None))]
     if tiles.values is not None:
-        launches.append((tiles.values, _tiled(plan, tiles.values, FOR_K=False)))
+        launches.append((tiles.values, dataclasses.replace(plan, FOR_K=False)))
     for tile, own in launches:
         _dkdv_kernel[tiles_of(call.k.shape[1], tile.keys, call.cu_seqlens), own_heads, batch](
             call.q, call.k, call.rest, call.v, dout, rows[0], rows[1], dk, partial, dv,
-            *call.lists(), *strides, own_heads, *call.numbers(), C=own, num_warps=tile.warps,
-            num_stages=tile.stages,
+            *call.lists(), *strides, own_heads, *call.numbers(), C=_tiled(own, tile),
+            num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
-    tile, own = tiles.queries, _tiled(plan, tiles.queries, GROUPED=False)
+    tile, own = tiles.queries, dataclasses.replace(plan, GROUPED=False)
     _dq_kernel[tiles_of(tokens, tile.queries, call.cu_seqlens), heads, batch](
         call.q, call.k, call.rest, call.v, dout, rows[0], rows[1], dq, *call.lists(), *strides,
-        *call.numbers(), C=own, num_warps=tile.warps, num_stages=tile.stages,
+        *call.numbers(), C=_tiled(own, tile), num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     if plan.SHARED:
         sum_partials(partial, drest)
 
 
-def _tiled(plan: Plan, tile: Tile, **changed: bool) -> Plan:
-    return dataclasses.replace(plan, BLOCK_M=tile.queries, BLOCK_N=tile.keys, **changed)
+def _tiled(plan: Plan, tile: Tile) -> Plan:
+    return dataclasses.replace(plan, BLOCK_M=tile.queries, BLOCK_N=tile.keys)
