@@ -191,16 +191,21 @@ class _Plan:
         maker, is_half = origin(left), isinstance(element_of(left.type), ir.F16Type)
         if is_half and maker is not None and maker in self.dots:
             return True  # sums of fp16 become a left operand as they are
-        seen, pending = set(), [left]
+        seen, pending, blocks = set(), [left], {self.body}
         while pending:
             value = pending.pop()
             maker = defining_op(value)
-            if maker is None or value in seen or block_of(value) != self.body:
+            if maker is None or value in seen or block_of(value) not in blocks:
                 continue
             if maker in self.dots:
                 return False
             seen.add(value)
             pending += maker.operands
+            if maker.name == "scf.if":
+                number = ir.OpResult(value).result_number
+                inside = [block for region in maker.regions for block in region.blocks]
+                blocks.update(inside)
+                pending += [terminator_of(block).operands[number] for block in inside]
         return True
 
 

@@ -36,6 +36,7 @@ from minitriton.passes.multi_buffer import (
 )
 from minitriton.passes.op_classes import MOVES
 from minitriton.passes.products_in_flight import (
+    ACCUMULATOR,
     Flights,
     after,
     keep_in_flight,
@@ -97,44 +98,59 @@ def _users(value: Value) -> list[ir.Operation]:
     return found
 
 
+def waited_for(loop: ir.Operation, group: Sequence[Staged]) -> bool:
+    """Whether all products that read these loads end in their own iteration: something there
+    needs what they make."""
+    body = loop.regions[0].blocks[0]
+    end = terminator_of(body)
+
+    def is_needed(use: ir.OpOperand) -> bool:
+        user = use.owner.operation
+        sums = user.name == "mt.dot" and use.operand_number == ACCUMULATOR
+        return user != end and not sums
+
+    users = [user for s in group for user in _users(s.load.results[0])]
+    return all(
+        user.name == "mt.dot" and user.block == body and any(map(is_needed, user.results[0].uses))
+        for user in users
+    )
+
+
 def specialize_loop(
-    module: ir.Module, loop: ir.Operation, moving: Rows, fixed: Rows | None, ahead: AheadOfTime,
-    analysis: AffineAnalysis,
+    module: ir.Module, loop: ir.Operation, moving: Sequence[Rows], fixed: Rows | None,
+    ahead: AheadOfTime, analysis: AffineAnalysis,
 ) -> tuple[ir.Operation, bool]:  # fmt: skip
     """Replaces `loop`: the copies of `moving` loads go through their rings in every iteration,
-    those of `fixed` ones once. The new loop, and whether warpgroups take turns in it."""
+    those of `fixed` ones once; rings of one slot are for loads that are `waited_for`. The new loop,
+    and whether warpgroups take turns in it."""
     builder = Builder(ir.InsertionPoint(loop), loop.location)
-    new, (slot, parity) = with_arguments(loop, moving.rings.state)
+    new, carried = with_arguments(loop, [value for rows in moving for value in rows.rings.state])
     body = new.regions[0].blocks[0]
     if fixed is not None:
         _copy_once(module, new, fixed, ahead, analysis)
-    places = moving.places()
-    for group in places:
-        ops = ops_of(body)
-        last = max((place.load for place in group), key=ops.index)
-        at = Builder(ir.InsertionPoint(last), last.location)
-        _produce(module, group, slot, parity, analysis, lambda value: value, at)
-    views = [[read_from(place, slot) for place in group] for group in places]
+    turning = [_Turning(rows, *carried[2 * i : 2 * i + 2]) for i, rows in enumerate(moving)]
+    for each in turning:
+        each.produce(module, body, analysis)
+    views = [each.views() for each in turning]
     flights = keep_in_flight(body, use_warpgroups(body))
-    stages = moving.rings.stages
     tail = Builder(ir.InsertionPoint(terminator_of(body)), loop.location)
-    yield_also(new, [next_slot(slot, stages, tail), next_parity(parity, slot, stages, tail)])
-    consumer = _Consumer(new, flights, stages)
-    late = [
-        ring
-        for ring, found in zip(moving.rings.rings, views, strict=True)
-        if consumer.consume(ring, found, slot, parity)
-    ]
+    yield_also(new, [value for each in turning for value in each.following(tail)])
+    consumer = _Consumer(new, flights)
+    late = [consumer.consume(each, found) for each, found in zip(turning, views, strict=True)]
     turns = _take_turns(new, flights)
-    for s in moving.loads + (fixed.loads if fixed is not None else []):
-        s.load.erase()
+    for rows in (*moving, *([fixed] if fixed is not None else [])):
+        for s in rows.loads:
+            s.load.erase()
+    kept = len(loop.results)
     give_results(loop, new)
     take_results(new, flights, builder)
-    moving.rings.left_off((new.results[len(loop.results)], new.results[len(loop.results) + 1]))
-    if late or fixed is not None:
+    for i, rows in enumerate(moving):
+        rows.rings.left_off((new.results[kept + 2 * i], new.results[kept + 2 * i + 1]))
+    if any(late) or fixed is not None:
         builder.create("mt.warpgroup_wait", [], [], {"pending": i32_attr(0)})
-    if late:
-        _release_last(late, new, moving.rings.state[0], stages, builder)
+    for rows, rings in zip(moving, late, strict=True):
+        if rings:
+            _release_last(rings, new, rows.rings.state[0], rows.rings.stages, builder)
     if fixed is not None:
         _release_once(fixed.rings, builder)
     loop.erase()
@@ -159,6 +175,35 @@ class Rows:
                 for index, s in enumerate(group)
             ]
             for ring, group in zip(self.rings.rings, self.groups, strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class _Turning:
+    """Loads of one loop and where their rings stand in an iteration."""
+
+    rows: Rows
+    slot: Value
+    parity: Value
+
+    def produce(self, module: ir.Module, body: ir.Block, analysis: AffineAnalysis) -> None:
+        """The copies, each group's before the last of its loads."""
+        for group in self.rows.places():
+            ops = ops_of(body)
+            last = max((place.load for place in group), key=ops.index)
+            at = Builder(ir.InsertionPoint(last), last.location)
+            _produce(module, group, self.slot, self.parity, analysis, lambda value: value, at)
+
+    def views(self) -> list[list[Value]]:
+        """Of each group: the slots that are read in place of its loads."""
+        return [[read_from(p, self.slot) for p in group] for group in self.rows.places()]
+
+    def following(self, builder: Builder) -> list[Value]:
+        """Slot and parity of the next iteration."""
+        stages = self.rows.rings.stages
+        return [
+            next_slot(self.slot, stages, builder),
+            next_parity(self.parity, self.slot, stages, builder),
         ]
 
 
@@ -252,18 +297,29 @@ def _take_turns(loop: ir.Operation, flights: Flights) -> bool:
 class _Consumer:
     """The waits and arrivals of the warps that multiply, in the body of one loop."""
 
-    def __init__(self, loop: ir.Operation, flights: Flights, stages: int) -> None:
-        self._loop, self._flights, self._stages = loop, flights, stages
+    def __init__(self, loop: ir.Operation, flights: Flights) -> None:
+        self._loop, self._flights = loop, flights
         self._body = loop.regions[0].blocks[0]
 
-    def consume(self, ring: Ring, views: Sequence[Value], slot: Value, parity: Value) -> bool:
-        """Waits for a slot before its first reader, gives it back after the last; whether that is
-        in the next iteration."""
-        ops = ops_of(self._body)
+    def consume(self, turning: _Turning, views: Sequence[Sequence[Value]]) -> list[Ring]:
+        """Waits for each ring's slot before its first reader, gives it back after the last. The
+        rings that are given back in the next iteration."""
+        rings = turning.rows.rings
+        late = [
+            ring
+            for ring, found in zip(rings.rings, views, strict=True)
+            if self._consume(ring, found, turning)
+        ]
+        assert not late or rings.stages > 1, "the producer would wait for the next iteration"
+        return late
+
+    def _consume(self, ring: Ring, views: Sequence[Value], turning: _Turning) -> bool:
+        slot, ops = turning.slot, ops_of(self._body)
         readers = {around_in(self._body, op) for view in views for op in _readers(view)}
         first = min(readers, key=ops.index)
         builder = Builder(ir.InsertionPoint(first), first.location)
-        builder.create("mt.mbarrier_wait", [], [barrier_at(ring.full, slot, builder), parity])
+        full = barrier_at(ring.full, slot, builder)
+        builder.create("mt.mbarrier_wait", [], [full, turning.parity])
         ends = [self._end(op) for op in readers]
         late = any(carried for _, carried in ends)
         ops = ops_of(self._body)
@@ -272,7 +328,7 @@ class _Consumer:
         if late:
             lower = self._loop.operands[0]
             runs = compare(NE, self._body.arguments[0], lower, builder)
-            slot = _slot_before(slot, self._stages, builder)
+            slot = _slot_before(slot, turning.rows.rings.stages, builder)
         else:
             runs = builder.constant(ir.IntegerType.get_signless(1), 1)
         arrive = [barrier_at(ring.empty, slot, builder), runs]

@@ -199,6 +199,15 @@ class Rings:
         self._sets.append((groups, made))
         return made
 
+    def end_after(self, loop: ir.Operation) -> None:
+        """Gives the memory of all slots back after `loop`, the last that reads them."""
+        builder = Builder(ir.InsertionPoint.after(loop), loop.location)
+        for buffer in [b for found in self.sets for ring in found.rings for b in ring.buffers]:
+            ends = [use.owner for use in buffer.uses if use.owner.name == "mt.local_dealloc"]
+            for end in ends:
+                end.operation.erase()
+            builder.create("mt.local_dealloc", [], [buffer])
+
     def take_turns(self) -> None:
         """For a kernel with loops whose warpgroups take turns: each begins with the first one's
         turn, which the last passes to it at the kernel's start and after every loop."""

@@ -18,11 +18,13 @@ from minitriton.ir.warp_roles import ALL_WARPS
 from minitriton.passes import persist, ping_pong, tile_loops
 from minitriton.passes.affine import AffineAnalysis
 from minitriton.passes.ahead_of_time import AheadOfTime
+from minitriton.passes.allocate_shared import OWN_SCRATCH
 from minitriton.passes.direct_rows import can_load_directly, load_directly
 from minitriton.passes.global_order import innermost_loop, may_overwrite, outermost_loop
 from minitriton.passes.multi_buffer import Staged
 from minitriton.passes.op_classes import MOVES, WRITES_IN_LOOP
 from minitriton.passes.producer_slice import Slice
+from minitriton.passes.products_in_flight import ACCUMULATOR
 from minitriton.passes.program_order import heaviest_first
 from minitriton.passes.remarks import add_remark, remarks_of
 from minitriton.passes.ring_loops import (
@@ -31,6 +33,7 @@ from minitriton.passes.ring_loops import (
     is_group_id,
     slots_of,
     specialize_loop,
+    waited_for,
 )
 from minitriton.passes.rings import Rings
 from minitriton.passes.row_groups import refused, row_groups
@@ -69,6 +72,7 @@ class WarpSplit:
         self._groups = shared if self.must_take else self._groups  # with memory of their own
         self._deals = self._groups > 1 and not self.must_take  # programs to them
         self._reasons: dict[ir.Operation, str] = {}
+        self._ends_early = False  # the rings' memory is free after the last loop, for stores
 
     def take(
         self, loop: ir.Operation, staged: Sequence[Staged], fixed: Sequence[Staged],
@@ -90,10 +94,10 @@ class WarpSplit:
         if reason is None:
             moving = groups_of(loop, [s for s in staged if s not in fixed])
             fixed = [s for s in staged if s in fixed]
-            fitting = self._stages(moving, stages, loop, fixed)
-            if fitting:
+            parts = self._parts(moving, stages, loop, fixed)
+            if parts:
                 once = self._rows([fixed], 1, loop, once=True) if fixed else None
-                each = self._rows(moving, fitting, loop, once=False)
+                each = [self._rows(groups, slots, loop, once=False) for groups, slots in parts]
                 for s in rows:
                     load_directly(s.load, self._warps)
                 made, turns = specialize_loop(self._module, loop, each, once, ahead, analysis)
@@ -103,7 +107,8 @@ class WarpSplit:
                     assert self._rings.split is not None
                     ping_pong.take_turns(self._module, made, self._rings.split)
                 self._loops.append(made)
-                text = f"warp specialised: a producer warp copies {each.rings.stages} stages by TMA"
+                counts = " and ".join(str(rows.rings.stages) for rows in each)
+                text = f"warp specialised: a producer warp copies {counts} stages by TMA"
                 add_remark(self._module, made, text)
                 return True
             reason = "its slots do not fit beside the kernel's other shared memory"
@@ -128,21 +133,40 @@ class WarpSplit:
             return staged
         return replace(staged, tiles=self._groups, bytes=self._groups * staged.bytes)
 
-    def _stages(
-        self, groups: Sequence[Sequence[Staged]], stages: int, loop: ir.Operation,
-        fixed: Sequence[Staged],
-    ) -> int:  # fmt: skip
-        """How many slots rings for loads have, old ones or new ones beside the tiles of `fixed`; 0
-        where too few fit."""
+    def _parts(
+        self, groups: list[list[Staged]], stages: int, loop: ir.Operation, fixed: Sequence[Staged]
+    ) -> list[tuple[list[list[Staged]], int]]:
+        """Loads in groups and how many slots their rings have, old ones or new ones beside the
+        tiles of `fixed`; none where too few fit. Two at least, if the kernel asks for them; where
+        only so much fits, one for loads that are done with before the next iteration."""
         loads = [s for group in groups for s in group]
-        room = self._room([*loads, *fixed])
+        taken = 0
         if fixed and self._rings.known(slots_of([fixed]), 1, loop, once=True) is None:
-            room -= sum(s.bytes for s in fixed)
-        rings = self._rings.known(slots_of(groups), stages, loop, once=False)
-        if rings is not None:
-            return rings.stages if room >= 0 else 0
-        fitting = min(stages, room // sum(s.bytes for s in loads))
-        return fitting if fitting >= min(stages, 2) else 0
+            taken = sum(s.bytes for s in fixed)
+        room = self._room([*loads, *fixed]) - taken
+        fewest = min(stages, 2)
+        done = [group for group in groups if fewest > 1 and waited_for(loop, group)]
+        rest = [group for group in groups if group not in done]
+        alone = not self._deals and not self.must_take
+        uneven = [(rest, fewest), (done, 1)] if done and rest and alone else []
+        for parts in ([(groups, stages)], uneven):
+            found = [self._rings.known(slots_of(g), n, loop, once=False) for g, n in parts]
+            if found and all(found):
+                slots = [rings.stages for rings in found if rings is not None]
+                return [(g, n) for (g, _), n in zip(parts, slots, strict=True)] if room >= 0 else []
+        each, once = (sum(s.bytes for g in found for s in g) for found in (groups, done))
+        if room < fewest * each and self._may_end_early(loop):
+            more = self._room([*loads, *fixed], stored=False) - taken
+            if more >= fewest * each - (once if uneven else 0):
+                self._ends_early, room = True, more
+        if room >= fewest * each:
+            return [(groups, min(stages, room // each))]
+        return uneven if room >= fewest * each - once else []
+
+    def _may_end_early(self, loop: ir.Operation) -> bool:
+        """Whether no ring is needed after `loop`, in whose slots the kernel's stores then go."""
+        loops = [op for op in walk(kernel_of(self._module)) if op.name == "scf.for"]
+        return loops == [loop] and not self._deals and not self.must_take
 
     def _rows(
         self, groups: Sequence[Sequence[Staged]], stages: int, loop: ir.Operation, *, once: bool
@@ -174,7 +198,11 @@ class WarpSplit:
                 text = f"{self._groups} warpgroups take the tiles of its loop in turns"
             add_remark(self._module, split, text)
             return
-        reason = persist.refusal(kernel_of(self._module), self._loops, sets)
+        if self._ends_early:
+            self._rings.end_after(self._loops[0])
+            reason: str | None = "what it stores takes the memory of its slots"
+        else:
+            reason = persist.refusal(kernel_of(self._module), self._loops, sets)
         if reason is None:
             persist.make_persistent(self._module, split, sets)
             add_remark(self._module, split, "persistent: each CTA runs several programs")
@@ -206,7 +234,8 @@ class WarpSplit:
         if any(s.map is None for s in staged):
             return "threads make some of its copies"
         most = MAX_RESULTS_OF_THREE if self.must_take else MAX_RESULTS
-        if sum(map(result_words, dots)) > most * 32 * self._warps:
+        apart = [dot for dot in dots if not _is_summed_up(dot)]
+        if sum(map(result_words, apart)) > most * 32 * self._warps:
             return "its products have too many results: ptxas would wait for each wgmma"
         if "mt.maxnreg" in top.attributes:
             return "the kernel sets maxnreg"
@@ -226,13 +255,16 @@ class WarpSplit:
                     needed.add_value(value)
         return needed.refusal(function)
 
-    def _room(self, staged: Sequence[Staged]) -> int:
-        """Bytes for the slots of a new loop, beside all that is needed at some time."""
-        scratch, buffers = SHARED_RESERVE, BARRIER_BYTES
+    def _room(self, staged: Sequence[Staged], *, stored: bool = True) -> int:
+        """Bytes for the slots of a new loop, beside all that is needed at some time; without what
+        only stores behind all loops need, if not `stored`."""
+        scratch, buffers = SHARED_RESERVE if stored else OWN_SCRATCH, BARRIER_BYTES
         for op in walk(kernel_of(self._module)):
             if op.name == "mt.local_alloc":
                 buffers += buffer_bytes(op.results[0].type)
             elif not _becomes_a_read(op) and (found := scratch_of(op)) is not None:
+                if not stored and _is_stored(op) and outermost_loop(op) is None:
+                    continue
                 least = PIECE_BYTES // self._groups if _is_stored(op) else found.bytes
                 scratch = max(scratch, min(found.bytes, least))
         alignment = max(s.alignment for s in staged)
@@ -242,6 +274,13 @@ class WarpSplit:
 def _dots(loop: ir.Operation) -> list[ir.Operation]:
     """Those of its body that whole warpgroups may make."""
     return [op for op in ops_of(loop.regions[0].blocks[0]) if fits(op)]
+
+
+def _is_summed_up(dot: ir.Operation) -> bool:
+    """Whether all that is done with its result is that the next dot adds to it."""
+    uses = list(dot.results[0].uses)
+    users = [use.owner.operation.name for use in uses]
+    return users == ["mt.dot"] and uses[0].operand_number == ACCUMULATOR
 
 
 def _products(dot: ir.Operation) -> int:

@@ -5,9 +5,9 @@
 
 With out' = out sigmoid(gate): dgate = dout' out' (1 - sigmoid(gate)), dout = dout' sigmoid(gate),
 and delta = rowsum(out' dout'). One kernel prepares delta (and dout, dgate, lse in base 2); one owns
-tiles of keys and walks over queries for dk and dv; one owns tiles of queries and walks over keys
-for dq. No atomics: equal inputs give equal bits. Source: Dao, FlashAttention-2, arXiv 2307.08691,
-algorithm 2.
+tiles of keys and walks over queries for dk and dv, for wide heads in a launch each; one owns tiles
+of queries and walks over keys for dq. No atomics: equal inputs give equal bits. Source: Dao,
+FlashAttention-2, arXiv 2307.08691, algorithm 2.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 
 import minitriton as triton
 import minitriton.language as tl
+from minitriton.kernels.attention_backward_tiles import Tile, choose
 from minitriton.kernels.attention_tiles import (
     LOG2E,
     UNSPECIALIZED,
@@ -36,7 +37,6 @@ from minitriton.kernels.attention_tiles import (
 from minitriton.kernels.gemm import sum_partials
 
 PREPARED_ROWS = 32
-Tile = tuple[int, int, int, int]
 _DO = ("do_batch", "do_token", "do_head")
 
 
@@ -113,8 +113,9 @@ def _over_queries(
             )
             scores = tl.dot(k2, tl.trans(q2), scores, input_precision=C.PRECISION)
         do = load_tile(do_at, do_token, start, queries, C.BLOCK_M, C.V_READ, C.V_TILE, True)
-        v = load_tile(v_ptr, v_token, first, keys, C.BLOCK_N, C.V_READ, C.V_TILE, True)
-        dp = tl.dot(v, tl.trans(do), input_precision=C.PRECISION)
+        if C.FOR_K:
+            v = load_tile(v_ptr, v_token, first, keys, C.BLOCK_N, C.V_READ, C.V_TILE, True)
+            dp = tl.dot(v, tl.trans(do), input_precision=C.PRECISION)
         power = tl.load(power_at + row, mask=row < queries, other=0.0)
         p = tl.exp2(scores * scale - power[None, :])
         if C.CAUSAL:
@@ -126,30 +127,34 @@ def _over_queries(
         if C.DROPOUT:
             keep = kept(seed, plane_at, start, first, threshold, C.BLOCK_M, C.BLOCK_N, True)
             dropped = tl.where(keep, p, 0.0)
-            dp = tl.where(keep, dp * kept_scale, 0.0)
-        delta = tl.load(delta_at + row, mask=row < queries, other=0.0)
-        ds = (p * (dp - delta[None, :])).to(q1.dtype)
-        dv = tl.dot(dropped.to(do.dtype), do, dv, input_precision=C.PRECISION)
-        dk1 = tl.dot(ds, q1, dk1, input_precision=C.PRECISION)
-        if C.REST > 0:
-            dk2 = tl.dot(ds, q2, dk2, input_precision=C.PRECISION)
+        if C.FOR_K:
+            if C.DROPOUT:
+                dp = tl.where(keep, dp * kept_scale, 0.0)
+            delta = tl.load(delta_at + row, mask=row < queries, other=0.0)
+            ds = (p * (dp - delta[None, :])).to(q1.dtype)
+        if C.FOR_V:
+            dv = tl.dot(dropped.to(do.dtype), do, dv, input_precision=C.PRECISION)
+        if C.FOR_K:
+            dk1 = tl.dot(ds, q1, dk1, input_precision=C.PRECISION)
+            if C.REST > 0:
+                dk2 = tl.dot(ds, q2, dk2, input_precision=C.PRECISION)
     return dk1, dk2, dv
 
 
-@triton.jit(do_not_specialize=(*UNSPECIALIZED, *_DO))
+@triton.jit(do_not_specialize=(*UNSPECIALIZED, *_DO, "own_heads"))
 def _dkdv_kernel(
     q_ptr, k_ptr, rest_ptr, v_ptr, do_ptr, power_ptr, delta_ptr, dk_ptr, drest_ptr, dv_ptr, cu_ptr,
     seed_ptr, q_batch, q_token, q_head, k_batch, k_token, k_head, rest_batch, rest_token,
-    rest_head, v_batch, v_token, v_head, do_batch, do_token, do_head, tokens, keys, heads, share,
-    sequences, threshold: tl.uint32, scale, kept_scale, C: tl.constexpr,
+    rest_head, v_batch, v_token, v_head, do_batch, do_token, do_head, own_heads, tokens, keys,
+    heads, share, sequences, threshold: tl.uint32, scale, kept_scale, C: tl.constexpr,
 ):  # fmt: skip
-    """dk, dv of BLOCK_N keys of one head of k; if SHARED, the channels of k from HEAD on go to
-    drest [H, B, T, R], to be summed."""
+    """dk if FOR_K, dv if FOR_V of BLOCK_N keys of one of own_heads heads of k; if SHARED, the
+    channels of k from HEAD on go to drest [H, B, T, R], to be summed."""
     key_tokens, batches = keys, tl.num_programs(2)
     batch, sequence, first, begin, queries, keys = locate(
         tl.program_id(0), cu_ptr, sequences, tokens, keys, C.BLOCK_N, C.PACKED
     )
-    if first >= keys:
+    if C.PACKED and first >= keys:
         return
     q_token, k_token = tl.multiple_of(q_token, C.ALIGN), tl.multiple_of(k_token, C.ALIGN)
     rest_token = tl.multiple_of(rest_token, C.ALIGN)
@@ -177,12 +182,11 @@ def _dkdv_kernel(
         first, queries, keys, scale, kept_scale, seed, sequence * heads + head, threshold, C,
     )  # fmt: skip
     to = tl.cast(batch * key_tokens + begin, tl.int64)
-    own_heads = heads // share
     _store_dkdv(
         dk1, dk2, dv, dk_ptr, dv_ptr, to * (own_heads * C.APART), own, own_heads, first, keys,
         scale, kept_scale, C,
     )  # fmt: skip
-    if C.SHARED:
+    if C.SHARED and C.FOR_K:
         to += own.to(tl.int64) * batches * key_tokens
         width: tl.constexpr = C.QK - C.HEAD
         drest = dk2 * (scale / LOG2E)
@@ -196,16 +200,18 @@ def _store_dkdv(
     """Writes dk and dv of one head, of `heads`; `row`: rows in front of the sequence."""
     WIDTH: tl.constexpr = C.HEAD if C.SHARED else C.QK
     stride = heads * C.APART
-    dk = dk_ptr + (row + head) * WIDTH
-    dk1 *= scale / LOG2E
-    store_tile(dk, stride * WIDTH, first, keys, dk1, C.BLOCK_N, C.HEAD, C.TILE)
-    if C.REST > 0 and not C.SHARED:
-        dk2 *= scale / LOG2E
-        store_tile(
-            dk + C.HEAD, stride * WIDTH, first, keys, dk2, C.BLOCK_N, C.QK - C.HEAD, C.REST
-        )  # fmt: skip
-    dv_at = dv_ptr + (row + head) * C.V
-    store_tile(dv_at, stride * C.V, first, keys, dv * kept_scale, C.BLOCK_N, C.V, C.V_TILE)
+    if C.FOR_K:
+        dk = dk_ptr + (row + head) * WIDTH
+        dk1 *= scale / LOG2E
+        store_tile(dk, stride * WIDTH, first, keys, dk1, C.BLOCK_N, C.HEAD, C.TILE)
+        if C.REST > 0 and not C.SHARED:
+            dk2 *= scale / LOG2E
+            store_tile(
+                dk + C.HEAD, stride * WIDTH, first, keys, dk2, C.BLOCK_N, C.QK - C.HEAD, C.REST
+            )  # fmt: skip
+    if C.FOR_V:
+        dv_at = dv_ptr + (row + head) * C.V
+        store_tile(dv_at, stride * C.V, first, keys, dv * kept_scale, C.BLOCK_N, C.V, C.V_TILE)
 
 
 @triton.jit
@@ -255,11 +261,13 @@ def _dq_kernel(
     threshold: tl.uint32, scale, kept_scale, C: tl.constexpr,
 ):  # fmt: skip
     """dq of BLOCK_M queries of one head."""
-    tile, head = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1)
+    tile, head = tl.program_id(0), tl.program_id(1)
+    if C.CAUSAL:  # the longest programs first
+        tile = tl.num_programs(0) - 1 - tile
     batch, sequence, first, begin, queries, keys = locate(
         tile, cu_ptr, sequences, tokens, keys, C.BLOCK_M, C.PACKED
     )
-    if first >= queries:
+    if C.PACKED and first >= queries:
         return
     q_ptr = at_head(q_ptr, q_batch, q_token, q_head, batch, begin, head, C.ALIGN)
     own = head // share
@@ -319,54 +327,31 @@ def backward(
 ) -> None:  # fmt: skip
     """Fills dq, dk, dv, contiguous or with tokens plan.APART times as far from each other; drest
     [B, T, R], what the heads share, if plan.SHARED."""
-    plan = dataclasses.replace(plan, GATED=False, GROUPED=call.share > 1)
-    (block_m, block_n, warps, stages), dq_tile = _tiles(plan, call.q.element_size())
-    plan = dataclasses.replace(plan, BLOCK_M=block_m, BLOCK_N=block_n)
+    tiles = choose(plan, call.q.element_size())
     batch, tokens, heads, _ = call.q.shape
-    key_tiles = tiles_of(call.k.shape[1], block_n, call.cu_seqlens)
+    own_heads = call.k.shape[2]
+    plan = dataclasses.replace(plan, GATED=False, GROUPED=call.share > 1)
     partial = drest
     if plan.SHARED:
         partial = torch.empty((heads, *drest.shape), dtype=torch.float32, device=dq.device)
     strides = (*call.strides(), *strides_of(dout))
-    _dkdv_kernel[key_tiles, heads // call.share, batch](
-        call.q, call.k, call.rest, call.v, dout, rows[0], rows[1], dk, partial, dv, *call.lists(),
-        *strides, *call.numbers(), C=plan, num_warps=warps, num_stages=stages,
-    )  # fmt: skip
-    block_m, block_n, warps, stages = dq_tile
-    plan = dataclasses.replace(plan, BLOCK_M=block_m, BLOCK_N=block_n, GROUPED=False)
-    _dq_kernel[tiles_of(tokens, block_m, call.cu_seqlens), heads, batch](
+    launches = [(tiles.keys, dataclasses.replace(plan, FOR_V=tiles.values is None))]
+    if tiles.values is not None:
+        launches.append((tiles.values, dataclasses.replace(plan, FOR_K=False)))
+    for tile, own in launches:
+        _dkdv_kernel[tiles_of(call.k.shape[1], tile.keys, call.cu_seqlens), own_heads, batch](
+            call.q, call.k, call.rest, call.v, dout, rows[0], rows[1], dk, partial, dv,
+            *call.lists(), *strides, own_heads, *call.numbers(), C=_tiled(own, tile),
+            num_warps=tile.warps, num_stages=tile.stages,
+        )  # fmt: skip
+    tile, own = tiles.queries, dataclasses.replace(plan, GROUPED=False)
+    _dq_kernel[tiles_of(tokens, tile.queries, call.cu_seqlens), heads, batch](
         call.q, call.k, call.rest, call.v, dout, rows[0], rows[1], dq, *call.lists(), *strides,
-        *call.numbers(), C=plan, num_warps=warps, num_stages=stages,
+        *call.numbers(), C=_tiled(own, tile), num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     if plan.SHARED:
         sum_partials(partial, drest)
 
 
-def _tiles(plan: Plan, element_size: int) -> tuple[Tile, Tile]:
-    """(BLOCK_M, BLOCK_N, num_warps, num_stages) of the kernel for dk and dv and of that for dq:
-    measured, so that nothing spills and all fits in the 99 KB of the smallest GPU, with WARPGROUPS
-    in 227 KB."""
-    widest = max(plan.TILE + plan.REST, plan.V_TILE)
-    if plan.WARPGROUPS and (tiles := _warpgroup_tiles(plan, widest)):
-        return tiles
-    if element_size == 4:
-        if widest <= 64:
-            return (32, 16 if plan.QK % 64 else 32, 8, 2), (32, 32, 8, 2)
-        return ((16, 32, 8, 2) if widest <= 128 else (16, 16, 8, 2),) * 2
-    if widest <= 64:
-        return (64, 64, 8, 2), (64, 64, 8, 2)
-    if widest <= 128:
-        return (32, 64, 8, 2), (64, 32, 8, 2)
-    if plan.TILE <= 128 and plan.V_TILE <= 128:
-        return (32 if plan.SHARED and not plan.PACKED else 16, 64, 8, 2), (64, 32, 8, 2)
-    return (16, 32, 8, 2), (32, 16, 8, 2)
-
-
-def _warpgroup_tiles(plan: Plan, widest: int) -> tuple[Tile, Tile] | None:
-    """The same for wgmma, if it has the registers: tiles of 64 rows for each 4 warps."""
-    if widest <= 64:
-        return ((64, 64, 4, 2),) * 2 if plan.DROPOUT else ((64, 128, 8, 2), (128, 128, 8, 2))
-    extras = plan.DROPOUT + (plan.REST > 0)
-    if plan.V_TILE > 128 or widest > 192 or extras > 1:
-        return None
-    return (32 if extras or plan.PACKED else 64, 128, 8, 2), (128, 64, 8, 2)
+def _tiled(plan: Plan, tile: Tile) -> Plan:
+    return dataclasses.replace(plan, BLOCK_M=tile.queries, BLOCK_N=tile.keys)

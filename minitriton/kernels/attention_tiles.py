@@ -144,6 +144,8 @@ class Plan:
     WARPGROUPS: bool  # 16-bit products run on wgmma, beside the threads
     PEELED: bool  # keys that not all queries see have a loop of their own there
     HELD: bool  # it loads q before its loops, for the compiler to keep in registers
+    FOR_K: bool  # a launch of the kernel for dk and dv may make one of them alone
+    FOR_V: bool
     BLOCK_M: int = 0
     BLOCK_N: int = 0
     APART: int = 1  # how far tokens of dq, dk and dv lie apart, in times their own size
@@ -245,7 +247,7 @@ class Operands:
             PACKED=self.cu_seqlens is not None, SHARED=shared, GROUPED=False,
             DROPOUT=self.dropout > 0, PRECISION=precision, ALIGN=16 // self.q.element_size(),
             WARPGROUPS=self.q.element_size() == 2 and has_warpgroups(self.q.device),
-            PEELED=False, HELD=False,
+            PEELED=False, HELD=False, FOR_K=True, FOR_V=True,
         )  # fmt: skip
 
     def lists(self) -> tuple[torch.Tensor, torch.Tensor]:

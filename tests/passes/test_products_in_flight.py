@@ -32,11 +32,13 @@ def outline(module):
     return [x for i, x in enumerate(found) if i == 0 or x != "async_copy" or found[i - 1] != x]
 
 
-def test_gradient_of_attention(kernel):
-    """Exponentials run beside the second product; both sums run on into the next iteration."""
+@pytest.mark.parametrize("branch", [False, True])
+def test_gradient_of_attention(kernel, branch):
+    """Exponentials run beside the second product; both sums run on into the next iteration, also
+    where the left operand comes out of a branch."""
     kern = kernel(
         tile_kernels.attention_gradient, q="*fp16", k="*fp16", v="*fp16", do="*fp16", row="*fp32",
-        dk="*fp32", dv="*fp32", n="i32", BM=32, BN=64, D=64, target="sm_90a",
+        dk="*fp32", dv="*fp32", n="i32", BM=32, BN=64, D=64, BRANCH=branch, target="sm_90a",
     )  # fmt: skip
     q, k, v, do = halves((96, 64), (64, 64), (64, 64), (96, 64))
     row, outs = np.ones(96, np.float32), [np.zeros((64, 64), np.float32) for _ in range(2)]

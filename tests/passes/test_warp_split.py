@@ -1,5 +1,7 @@
 """Which loops a producer warp copies for, why others not, and that the programs mean the same."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -122,6 +124,25 @@ def test_refusals(kernel, kind, changed, reason):
     assert "mt.producer_warps" not in module.operation.attributes
 
 
+def test_stores_where_slots_were(kernel):
+    """Slots that leave the store no memory of its own; all warps are done with them before."""
+    arrays, scalars = data(144, 80, 320)
+    arrays[2] = arrays[2].astype(np.float16)
+    module = product(kernel, BN=256, BK=144, c="*fp16", N="i32:16").check(
+        arrays, scalars, (2, 1, 1)
+    )
+    assert remarks(module) == [
+        "warp specialised: a producer warp copies 2 stages by TMA",
+        "not persistent: what it stores takes the memory of its slots",
+    ]
+    (loop,) = loops_of(module)
+    following = [op.name for op in ops_of(loop.block)][ops_of(loop.block).index(loop) :]
+    before = following[: following.index("mt.local_store")]
+    assert before.count("mt.local_dealloc") == 2  # of A and B
+    assert before.index("mt.local_dealloc") < before.index("mt.barrier")
+    assert int_attribute(module.operation, "mt.shared_bytes") > 2 * (128 + 256) * 144 * 2
+
+
 @pytest.mark.parametrize(
     ("changed", "options"),
     [
@@ -191,6 +212,23 @@ def test_loops_that_share_rings(kernel, tokens):
     first, second = loops_of(module)
     carried = list(second.operands)[-2:]
     assert carried == list(first.results)[-2:]
+
+
+def test_one_slot_for_what_is_done_with(kernel):
+    """Scores are waited for in their iteration: keys have to do with one slot, before values."""
+    arrays, scalars = attention_data(272, 256)
+    module = attention(kernel, bn=96, d=256).check(arrays, scalars, (3, 1, 1))
+    text = "warp specialised: a producer warp copies 2 and 1 stages by TMA"
+    assert remarks(module)[:2] == [text] * 2
+    sizes = [
+        op.results[0].type for op in named(kernel_of(module), "mt.local_alloc")
+        if "mt.alignment" in op.attributes
+    ]  # fmt: skip
+    assert ["x".join(re.findall(r"(\d+)x", str(t))[:3]) for t in sizes] == [
+        "1x128x256", "2x96x256", "1x96x256",
+    ]  # fmt: skip
+    first, second = loops_of(module)
+    assert list(second.operands)[-4:] == list(first.results)[-4:]
 
 
 def test_a_tile_that_stays_the_same_is_copied_once_per_loop(kernel):

@@ -51,9 +51,11 @@ def attention(q, k, v, o, n, BM: tl.constexpr, BN: tl.constexpr, D: tl.constexpr
 
 
 def attention_gradient(
-    q, k, v, do, row, dk, dv, n, BM: tl.constexpr, BN: tl.constexpr, D: tl.constexpr
-):
-    """Both products of two loaded tiles first, then those of what is computed from them."""
+    q, k, v, do, row, dk, dv, n, BM: tl.constexpr, BN: tl.constexpr, D: tl.constexpr,
+    BRANCH: tl.constexpr = False,
+):  # fmt: skip
+    """Both products of two loaded tiles first, then those of what is computed from them; BRANCH:
+    one of those comes out of an if."""
     rm, rn, rd = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, D)
     keys = tl.load(k + rn[:, None] * D + rd[None, :])
     values = tl.load(v + rn[:, None] * D + rd[None, :])
@@ -64,6 +66,8 @@ def attention_gradient(
         score = tl.dot(keys, tl.trans(query))
         slope = tl.dot(values, tl.trans(grad))
         p = tl.exp2(score - tl.load(row + start + rm)[None, :])
+        if BRANCH and start + BM > n:
+            p = tl.where((start + rm < n)[None, :], p, 0.0)
         sum_v = tl.dot(p.to(tl.float16), grad, sum_v)
         sum_k = tl.dot((p * slope).to(tl.float16), query, sum_k)
     tl.store(dk + rn[:, None] * D + rd[None, :], sum_k)
