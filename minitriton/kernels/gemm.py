@@ -14,11 +14,11 @@ import torch
 import minitriton as triton
 import minitriton.language as tl
 from minitriton.kernels.devices import has_warpgroups, processors
+from minitriton.kernels.gemm_plan import plan
 from minitriton.language.extra import libdevice
 
-WIDEST = (128, 256)  # tile of wgmma: accumulators of 128 registers per thread
-FEW_ROWS = 64  # up to here, a product takes as long as B takes to read
-SPLIT_K = 512  # no slice of K is shorter
+TRANSPOSE = 64  # rows and columns of a block that is transposed
+LONG_SIDE, MANY_PRODUCTS = 512, 1 << 30  # of a product for which an operand is transposed
 DEEP_SUM, FLAT_SUM = (128, 16), (1, 1024)  # partial sums and elements that a program holds
 
 
@@ -37,11 +37,8 @@ def _normal(x, FAST: tl.constexpr):
 
 
 @triton.jit
-def _epilogue(
-    acc, c_ptr, bias_ptr, extra_ptr, pre_ptr, at, columns, mask, N, EPILOGUE: tl.constexpr
-):  # fmt: skip
-    """Writes a tile of sums to c_ptr + at, and so on: offsets into contiguous [M, N] matrices."""
-    FAST: tl.constexpr = c_ptr.dtype.element_ty == tl.bfloat16
+def _own(acc, bias_ptr, pre_ptr, at, columns, mask, N, EPILOGUE: tl.constexpr, FAST: tl.constexpr):
+    """The part of an epilogue that reads no matrix: bias and GELU, of a tile of sums at `at`."""
     if bias_ptr is not None:
         acc += tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
     if EPILOGUE == "gelu":
@@ -49,13 +46,19 @@ def _epilogue(
             tl.store(pre_ptr + at, acc.to(pre_ptr.dtype.element_ty), mask=mask)
             acc = acc.to(pre_ptr.dtype.element_ty).to(tl.float32)  # what the backward pass reads
         acc *= _normal(acc, FAST)
+    return acc
+
+
+@triton.jit
+def _beside(acc, extra_ptr, pre_ptr, at, mask, EPILOGUE: tl.constexpr, FAST: tl.constexpr):
+    """The rest: the derivative of GELU at a matrix, and a matrix to add."""
     if EPILOGUE == "gelu_backward":
         x = tl.load(pre_ptr + at, mask=mask, other=0.0).to(tl.float32)
         density = 0.3989422804014327 * tl.exp(-0.5 * x * x)
         acc *= _normal(x, FAST) + x * density
     if extra_ptr is not None:
         acc += tl.load(extra_ptr + at, mask=mask, other=0.0).to(tl.float32)
-    tl.store(c_ptr + at, acc.to(c_ptr.dtype.element_ty), mask=mask)
+    return acc
 
 
 @triton.jit
@@ -75,6 +78,7 @@ def _gemm_kernel(
     k = tl.arange(0, BLOCK_K)
     depth = K
     if SPLIT:  # K_SLICE is a multiple of BLOCK_K
+        tl.extra.cuda.gdc_launch_dependents()  # the sum, which waits for all of this
         k_first = tl.program_id(1) * K_SLICE
         depth -= k_first
         a_ptr += k_first.to(tl.int64) * stride_ak
@@ -83,7 +87,8 @@ def _gemm_kernel(
     a_ptrs = a_ptr + rows.to(tl.int64)[:, None] * stride_am + k.to(tl.int64)[None, :] * stride_ak
     b_ptrs = b_ptr + k.to(tl.int64)[:, None] * stride_bk + columns.to(tl.int64)[None, :] * stride_bn
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    for i in range(0, tl.cdiv(min(depth, K_SLICE) if SPLIT else depth, BLOCK_K)):
+    # all slices alike, though the last may be shorter: a CTA can run several of them
+    for i in range(0, tl.cdiv(K_SLICE if SPLIT else K, BLOCK_K)):
         left = depth - i * BLOCK_K
         a = tl.load(a_ptrs, mask=(rows[:, None] < M) & (k[None, :] < left), other=0.0)
         b = tl.load(b_ptrs, mask=(k[:, None] < left) & (columns[None, :] < N), other=0.0)
@@ -98,7 +103,29 @@ def _gemm_kernel(
         extra_ptr += start
     if pre_ptr is not None:
         pre_ptr += start
-    _epilogue(acc, c_ptr, bias_ptr, extra_ptr, pre_ptr, at, columns, mask, N, EPILOGUE)
+    FAST: tl.constexpr = c_ptr.dtype.element_ty == tl.bfloat16
+    acc = _own(acc, bias_ptr, pre_ptr, at, columns, mask, N, EPILOGUE, FAST)
+    READS: tl.constexpr = EPILOGUE == "gelu_backward" or extra_ptr is not None
+    if READS and BLOCK_N >= 128:  # half by half, which takes fewer registers
+        left, right = acc.reshape(BLOCK_M, 2, BLOCK_N // 2).permute(0, 2, 1).split()
+        left = _half(left, extra_ptr, pre_ptr, rows, pid_n * BLOCK_N, M, N, EPILOGUE, FAST)
+        middle = pid_n * BLOCK_N + BLOCK_N // 2
+        right = _half(right, extra_ptr, pre_ptr, rows, middle, M, N, EPILOGUE, FAST)
+        acc = tl.join(left, right).permute(0, 2, 1).reshape(BLOCK_M, BLOCK_N)
+    elif READS:
+        acc = _beside(acc, extra_ptr, pre_ptr, at, mask, EPILOGUE, FAST)
+    tl.store(c_ptr + at, acc.to(c_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _half(
+    acc, extra_ptr, pre_ptr, rows, column, M, N, EPILOGUE: tl.constexpr, FAST: tl.constexpr
+):  # fmt: skip
+    """`_beside` of the columns of a tile from `column` on."""
+    columns = column + tl.arange(0, acc.shape[1])
+    at = tl.arange(0, acc.shape[0])[:, None] * N + columns[None, :]
+    mask = (rows[:, None] < M) & (columns[None, :] < N)
+    return _beside(acc, extra_ptr, pre_ptr, at, mask, EPILOGUE, FAST)
 
 
 @triton.jit
@@ -121,59 +148,23 @@ def _sum_kernel(
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = at < n
     acc = sum_parts(partial_ptr, n, splits, at, mask, DEPTH)
-    column = (at % N).to(tl.int32)
-    _epilogue(
-        acc[None, :], c_ptr, bias_ptr, extra_ptr, pre_ptr, at[None, :], column,
-        mask[None, :], N, EPILOGUE,
-    )  # fmt: skip
+    acc, to, mask = acc[None, :], at[None, :], mask[None, :]
+    FAST: tl.constexpr = c_ptr.dtype.element_ty == tl.bfloat16
+    acc = _own(acc, bias_ptr, pre_ptr, to, (at % N).to(tl.int32), mask, N, EPILOGUE, FAST)
+    acc = _beside(acc, extra_ptr, pre_ptr, to, mask, EPILOGUE, FAST)
+    tl.store(c_ptr + to, acc.to(c_ptr.dtype.element_ty), mask=mask)
 
 
-def _plan(
-    m: int, n: int, k: int, wide: bool, processors: int, *, gelu: bool = False, odd: bool = False,
-    warpgroups: bool = False,
-) -> tuple[dict[str, int], int]:  # fmt: skip
-    """(launch configuration, slices of K): the largest tile that keeps the SMs busy.
-
-    wide: fp32 operands; gelu: an epilogue that needs registers and time, and so a second CTA on the
-    SM that multiplies meanwhile; odd: operands are read element by element; warpgroups: products
-    run on wgmma, which a CTA alone on its SM can keep busy with a tile of 128 x 256.
-    """
-    if m <= FEW_ROWS and not (wide or odd):
-        return _plan_few_rows(m, n, k, processors)
-    config = {"GROUP_M": 8, "BLOCK_K": 32 if wide or odd else 64, "num_stages": 3}
-    if warpgroups and not (wide or gelu or odd) and _fills_widest(m, n, processors):
-        return config | {"BLOCK_M": WIDEST[0], "BLOCK_N": WIDEST[1], "num_warps": 8}, 1
-    blocks = [(64, 64)] if wide else [(128, 128), (128, 64), (64, 64)]
-    for block in blocks[1:] if gelu and not wide else blocks:
-        tiles = triton.cdiv(m, block[0]) * triton.cdiv(n, block[1])
-        splits = 1 if tiles > processors else max(1, min(2 * processors // tiles, k // SPLIT_K))
-        if tiles * splits > 2 * processors // 3:
-            break
-    config |= {"BLOCK_M": block[0], "BLOCK_N": block[1]}
-    config["num_warps"] = 8 if wide or block[0] == 128 else 4
-    if gelu and block == (128, 64):
-        config["maxnreg"] = 128
-    return config, splits
-
-
-def _plan_few_rows(m: int, n: int, k: int, processors: int) -> tuple[dict[str, int], int]:
-    """`_plan` where reading B is all that counts: deep tiles in four stages, twice as deep where
-    each has an SM to itself; no slices of K if tiles of 32 columns are enough for most SMs."""
-    enough = 2 * processors // 3
-    width = 64 if triton.cdiv(n, 64) > enough else 32
-    tiles = triton.cdiv(n, width)
-    splits = 1 if tiles > enough else min(triton.cdiv(processors, tiles), k // SPLIT_K)
-    deep = m <= 16 and tiles <= processors
-    depth = min(256 if deep else 128, max(64, triton.next_power_of_2(k)))
-    height = max(16, triton.next_power_of_2(m))
-    blocks = {"BLOCK_M": height, "BLOCK_N": width, "BLOCK_K": depth, "GROUP_M": 8}
-    return blocks | {"num_warps": 4, "num_stages": 4}, max(1, splits)
-
-
-def _fills_widest(m: int, n: int, processors: int) -> bool:
-    """Whether tiles of WIDEST give most SMs one, and waste less than an eighth of their columns."""
-    rows, columns = triton.cdiv(m, WIDEST[0]), triton.cdiv(n, WIDEST[1])
-    return rows * columns > 2 * processors // 3 and 8 * columns * WIDEST[1] < 9 * n
+@triton.jit
+def _transpose_kernel(x_ptr, out_ptr, rows, columns, stride, BLOCK: tl.constexpr):
+    """out [columns, rows], contiguous, of x [rows, columns] with rows `stride` elements apart."""
+    blocks = tl.cdiv(columns, BLOCK)
+    row = tl.program_id(0) // blocks * BLOCK + tl.arange(0, BLOCK)
+    column = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
+    mask = (row[:, None] < rows) & (column[None, :] < columns)
+    x = tl.load(x_ptr + row.to(tl.int64)[:, None] * stride + column[None, :], mask=mask)
+    out_ptrs = out_ptr + column.to(tl.int64)[None, :] * rows + row[:, None]
+    tl.store(out_ptrs, x, mask=mask)
 
 
 def gemm(
@@ -198,27 +189,50 @@ def gemm(
     (m, k), n = a.shape, b.shape[1]
     if m * n == 0:
         return out
-    config, splits = _plan(
-        m, n, k, a.dtype == torch.float32, processors(a.device), gelu=epilogue != "none",
-        odd=any(stride != 1 and stride % 16 for stride in (*a.stride(), *b.stride())),
-        warpgroups=has_warpgroups(a.device) and extra is None,  # which takes registers, too
-    )  # fmt: skip
-    slice_ = triton.cdiv(triton.cdiv(max(k, 1), splits), config["BLOCK_K"]) * config["BLOCK_K"]
-    splits = max(1, triton.cdiv(k, slice_))
-    grid = (triton.cdiv(m, config["BLOCK_M"]) * triton.cdiv(n, config["BLOCK_N"]), splits)
+    wgmma = has_warpgroups(a.device)
+    if a.dtype == torch.float32:
+        wgmma, a, b = _for_tf32(a, b, wgmma and precision == "tf32")
     strides = (*a.stride(), *b.stride())
-    if splits == 1:
-        _gemm_kernel[grid](
-            a, b, out, bias, extra, pre, m, n, k, slice_, *strides, 0, EPILOGUE=epilogue,
+    beside = extra is not None or epilogue == "gelu_backward"
+    kind = "reads" if beside else epilogue
+    chosen = plan(m, n, k, strides, a.dtype, out.dtype, processors(a.device), kind, wgmma)
+    config, slices = chosen.config, chosen.slices
+    tiles = triton.cdiv(m, config["BLOCK_M"]) * triton.cdiv(n, config["BLOCK_N"])
+    if slices == 1:
+        _gemm_kernel[(tiles,)](
+            a, b, out, bias, extra, pre, m, n, k, k, *strides, 0, EPILOGUE=epilogue,
             PRECISION=precision, SPLIT=False, **config,
         )  # fmt: skip
         return out
-    partial = torch.empty(splits, m, n, dtype=torch.float32, device=a.device)
-    _gemm_kernel[grid](
-        a, b, partial, None, None, None, m, n, k, slice_, *strides, m * n, EPILOGUE="none",
+    partial = torch.empty(slices, m, n, dtype=torch.float32, device=a.device)
+    _gemm_kernel[(tiles, slices)](
+        a, b, partial, None, None, None, m, n, k, chosen.depth, *strides, m * n, EPILOGUE="none",
         PRECISION=precision, SPLIT=True, **config,
     )  # fmt: skip
     return sum_partials(partial, out, bias=bias, extra=extra, pre=pre, epilogue=epilogue)
+
+
+def _for_tf32(
+    a: torch.Tensor, b: torch.Tensor, wgmma: bool
+) -> tuple[bool, torch.Tensor, torch.Tensor]:
+    """(whether products run on wgmma, a, b) of fp32. Of a and b wgmma needs one to lie along K; if
+    neither does, the smaller is copied where that takes less time than it saves."""
+    if not wgmma or a.stride(1) == 1 or b.stride(0) == 1:
+        return wgmma, a, b
+    (m, k), n = a.shape, b.shape[1]
+    dense = a.stride(0) == 1 and b.stride(1) == 1
+    if not dense or max(m, n) < LONG_SIDE or m * n * k < MANY_PRODUCTS:
+        return False, a, b
+    return (True, _transposed(a.T), b) if m < n else (True, a, _transposed(b).T)
+
+
+def _transposed(x: torch.Tensor) -> torch.Tensor:
+    """A contiguous copy of x.T, where x has contiguous rows."""
+    rows, columns = x.shape
+    out = torch.empty(columns, rows, dtype=x.dtype, device=x.device)
+    blocks = triton.cdiv(rows, TRANSPOSE) * triton.cdiv(columns, TRANSPOSE)
+    _transpose_kernel[(blocks,)](x, out, rows, columns, x.stride(0), BLOCK=TRANSPOSE)
+    return out
 
 
 def sum_partials(

@@ -48,6 +48,7 @@ HOPPER_FILES = {
     "test_ping_pong",
     "test_clusters",
     "test_row_groups",
+    "test_library_gemm",
 }  # and of files that do
 
 

@@ -1,0 +1,217 @@
+"""The library's matrix product on warpgroups: every tile that `gemm_plan` may choose, with every
+epilogue, against fp64; and which it chooses."""
+
+import pytest
+import torch
+
+from minitriton import execute
+from minitriton.kernels import gemm as gemms
+from minitriton.kernels import gemm_plan
+from minitriton.kernels.gemm import gemm
+from minitriton.kernels.gemm_plan import TILES, Plan, Tile, plan
+from tests.kernels.test_library_linear import relative
+from tests.kernels.test_warp_split import once
+
+pytestmark = pytest.mark.usefixtures("hopper")
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+BOUNDS = {BF16: 5e-3, FP16: 1e-3, FP32: 1e-3}
+FORMS = {"b along k": (False, True), "b along n": (False, False), "a along m": (True, False)}
+KINDS = {"none": (BF16, FP32), "gelu": (BF16,), "reads": (BF16,), "exact": (FP16, FP32)}
+TILED = [
+    pytest.param(kind, dtype, tile, id=f"{kind}-{tile.rows}x{tile.columns}-{str(dtype)[6:]}")
+    for kind, dtypes in KINDS.items() for tile in TILES[kind] for dtype in dtypes
+    if dtype != FP32 or tile.columns != 192
+]  # fmt: skip
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """The kernels of products that a test launches."""
+    made, kernel = [], gemms._gemm_kernel
+
+    class Recorder:
+        def __getitem__(self, grid):
+            def launch(*args, **options):
+                made.append(kernel[grid](*args, **options))
+
+            return launch
+
+    monkeypatch.setattr(gemms, "_gemm_kernel", Recorder())
+    return made
+
+
+@pytest.fixture
+def force(monkeypatch):
+    """Sets the tile and the slices of K of all products."""
+
+    def set_plan(tile, dtype, k, slices=1):
+        chosen = gemm_plan._cut(k, tile.config(dtype.itemsize), slices)
+        monkeypatch.setattr(gemms, "plan", lambda *_: chosen)
+
+    return set_plan
+
+
+def operands(device, m, n, k, dtype, form):
+    a, b = (torch.randn(s, device=device).to(dtype) for s in ((m, k), (k, n)))
+    across = [x.T.contiguous().T for x in (a, b)]
+    return tuple(
+        turned if turn else x for x, turned, turn in zip((a, b), across, FORMS[form], strict=True)
+    )
+
+
+def gelu_slope(x):
+    x = x.double().requires_grad_()
+    return torch.autograd.grad(torch.nn.functional.gelu(x).sum(), x)[0]
+
+
+def by_producer(launched):
+    return [c for c in launched if "producer_warps" in c.metadata]
+
+
+@once
+@pytest.mark.parametrize(("kind", "dtype", "tile"), TILED)
+def test_tiles(device, kind, dtype, tile, force, launched, monkeypatch):
+    """With four programs in two CTAs, the last ones partly outside, and 2.5 steps of K."""
+    monkeypatch.setattr(execute, "EMULATED_CTAS", 2)
+    depth = tile.depth // dtype.itemsize
+    m, n, k = tile.rows + 16, tile.columns + 16, 2 * depth + 16
+    force(tile, dtype, k)
+    bias, pre, extra = (torch.randn(s, device=device).to(dtype) for s in ((n,), (m, n), (m, n)))
+    saved = torch.empty(m, n, device=device, dtype=dtype)
+    gelu = torch.nn.functional.gelu
+    for form in ("b along k", "b along n"):
+        a, b = operands(device, m, n, k, dtype, form)
+        exact = a.double() @ b.double() + bias.double()
+
+        def error(expected, a=a, b=b, bias=bias, **options):
+            out = torch.full((m, n), float("nan"), device=device, dtype=dtype)
+            found = gemm(a, b, out, bias=bias, precision="tf32", **options)
+            return relative(found, expected) / BOUNDS[dtype]
+
+        if kind == "none":
+            assert error(exact) < 1
+        elif kind != "reads" and form == "b along k":  # as in the forward pass
+            assert error(gelu(exact), epilogue="gelu") < 2
+            assert error(gelu(exact), epilogue="gelu", pre=saved) < 2
+            assert relative(saved, exact) < BOUNDS[dtype]
+        elif kind != "gelu" and form == "b along n":  # as in the backward pass
+            plain = exact - bias.double()
+            slope = gelu_slope(pre)
+            assert error(plain * slope, epilogue="gelu_backward", pre=pre, bias=None) < 2
+            assert error(plain + extra.double(), extra=extra, bias=None) < 1
+    alone = tile.rows * tile.columns > 64 * 64  # on an SM, with a producer warp
+    assert launched and all("wgmma" in c.ptx for c in launched)
+    assert by_producer(launched) == [c for c in launched if alone]
+    turns = 2 if alone and tile.warps == 4 else None
+    assert all(c.metadata.get("consumer_groups") == turns for c in launched)
+
+
+@pytest.mark.parametrize("slices", [2, 3])
+@pytest.mark.parametrize("tile", [TILES["none"][0], TILES["none"][2], TILES["none"][3]], ids=str)
+def test_slices_of_depth(device, tile, slices, force, launched):
+    """The last slice is shorter; equal bits again and again."""
+    m, n, k = tile.rows + 16, 16, 5 * tile.depth // 2 - 16
+    force(tile, BF16, k, slices)
+    a, b = operands(device, m, n, k, BF16, "b along n")
+    bias = torch.randn(n, device=device)
+    outs = [gemm(a, b, torch.empty(m, n, device=device), bias=bias) for _ in range(2)]
+    assert relative(outs[0], a.double() @ b.double() + bias.double()) < 1e-5
+    assert torch.equal(*outs)
+    assert by_producer(launched) == launched
+    assert "griddepcontrol.launch_dependents" in launched[0].ptx
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP32], ids=str)
+@pytest.mark.parametrize("form", FORMS)
+def test_gradients_of_weights_in_fp32(device, form, dtype, force, launched):
+    force(TILES["none"][0], dtype, 96)
+    a, b = operands(device, 144, 272, 96, dtype, form)
+    if dtype == FP32:
+        a, b = gemms._for_tf32(a, b, True)[1:]
+    out = gemm(a, b, torch.empty(144, 272, device=device), precision="tf32")
+    assert relative(out, a.double() @ b.double()) < (1e-3 if dtype == FP32 else 1e-5)
+
+
+@pytest.mark.parametrize(("m", "n"), [(144, 272), (304, 80)])
+def test_tf32_across_the_depth_is_transposed(device, m, n, launched, monkeypatch):
+    """The gradient of a weight, dy^T x: no operand lies along K, and wgmma needs one to."""
+    a, b = operands(device, m, n, 208, FP32, "a along m")
+    assert gemms._for_tf32(a, b, True)[0] is False  # too few products to copy for
+    monkeypatch.setattr(gemms, "LONG_SIDE", 1)
+    monkeypatch.setattr(gemms, "MANY_PRODUCTS", 1)
+    assert gemms._for_tf32(a, b[:, ::2], True)[0] is False  # nor for a copy of every other element
+    for x, y in ((a, b), (a[16:], b[:, 16:])):
+        along, left, right = gemms._for_tf32(x, y, True)
+        assert along and torch.equal(left, x) and torch.equal(right, y)
+        assert (left.is_contiguous(), right.T.is_contiguous()) == (m < n, m > n)
+    out = gemm(a, b, torch.empty(m, n, device=device), precision="tf32")
+    assert relative(out, a.double() @ b.double()) < 1e-3
+    assert ["wgmma" in c.ptx for c in launched] == [True]
+
+
+def chosen(m, n, k, *, dtype=BF16, out=None, epilogue="none", strides=None):
+    strides = strides or (k, 1, 1, k)
+    found = plan(m, n, k, strides, dtype, out or dtype, 132, epilogue, True)
+    config = found.config
+    tile = (config["BLOCK_M"], config["BLOCK_N"], config["num_warps"], config["num_stages"])
+    return tile, found.slices
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "tile"),
+    [
+        ((8192, 8192, 8192), BF16, (128, 192, 4, 5)),
+        ((8192, 8192, 1024), FP16, (128, 192, 4, 5)),
+        ((4096, 4096, 4096), BF16, (128, 256, 8, 4)),
+        ((2048, 2048, 2048), BF16, (128, 128, 4, 6)),
+        ((128, 8192, 8192), BF16, (128, 64, 4, 4)),
+        ((8192, 128, 8192), BF16, (64, 128, 4, 4)),
+        ((8192, 8192, 8192), FP32, (128, 256, 8, 4)),
+        ((4096, 4096, 4096), FP32, (128, 256, 8, 4)),
+    ],
+    ids=str,
+)
+def test_what_the_suite_measured_best(shape, dtype, tile):
+    assert chosen(*shape, dtype=dtype) == (tile, 1)
+
+
+def test_long_depth_is_cut():
+    """The gradient of a small weight over many rows: a slice for almost every SM."""
+    (rows, columns, *_), slices = chosen(384, 1152, 16384)
+    assert 100 <= -(-384 // rows) * -(-1152 // columns) * slices <= 132
+    assert chosen(16, 64, 112) == ((16, 32, 4, 4), 1)
+
+
+@pytest.mark.parametrize("kind", ["gelu", "reads"])
+@pytest.mark.parametrize(("dtype", "out"), [(BF16, BF16), (FP16, FP16), (FP32, FP32), (BF16, FP32)])
+def test_epilogues_get_tiles_for_them(kind, dtype, out):
+    for shape in ((8192, 16384, 4096), (16384, 1536, 384), (100, 1000, 1024), (512, 64, 9216)):
+        (rows, columns, warps, stages), slices = chosen(*shape, dtype=dtype, out=out, epilogue=kind)
+        tiles = TILES[kind if (dtype, out) == (BF16, BF16) else "exact"]
+        assert (rows, columns, warps, stages) in [
+            (t.rows, t.columns, t.warps, t.stages) for t in tiles
+        ]
+        assert slices == 1 or shape[0] * shape[1] < 132 * 128 * 128
+
+
+def test_plans_are_the_same_object_every_time():
+    assert plan(512, 512, 512, (512, 1, 1, 512), BF16, BF16, 132, "none", True) is plan(
+        512, 512, 512, (512, 1, 1, 512), BF16, BF16, 132, "none", True
+    )
+
+
+def test_slices_cover_the_depth():
+    for k in (0, 1, 63, 64, 65, 5000):
+        for slices in (1, 2, 5):
+            found = gemm_plan._cut(k, Tile(128, 128, 128, 4, 6).config(2), slices)
+            assert isinstance(found, Plan) and found.depth % 64 == 0
+            assert (found.slices - 1) * found.depth < max(k, 1) <= found.slices * found.depth
+
+
+def test_strides_that_tma_cannot_copy(device):
+    """Operands that go element by element take small tiles of mma.sync."""
+    (rows, columns, *_), _ = chosen(512, 512, 1001)
+    assert rows * columns <= 128 * 128
+    a, b = operands(device, 70, 130, 77, BF16, "b along k")
+    out = gemm(a, b, torch.empty(70, 130, device=device))
+    assert relative(out, a.double() @ b.double()) < 1e-5
