@@ -86,8 +86,8 @@ def plan(
 ) -> Plan:  # fmt: skip
     """For C [m, n] = A [m, k] B [k, n]. Callers share the result, and do not change it.
 
-    strides: of A and B; element, out: types of A and B, of C; processors: SMs; epilogue: "none", "gelu" or "reads";
-    warpgroups: whether products run on wgmma.
+    strides: of A and B; element, out: types of A and B, of C; processors: SMs; epilogue: "none",
+    "gelu" or "reads"; warpgroups: whether products run on wgmma.
     """
     size = element.itemsize
     odd = any(stride != 1 and stride % 16 for stride in strides)  # goes element by element
