@@ -115,7 +115,7 @@ def _choices(
     memory = size * k * (m + n) / MEMORY_BYTES
     for tile in TILES[epilogue]:
         if size > 2 and next_power_of_2(tile.columns) != tile.columns:
-            continue  # tf32 with B along N exchanges its operands
+            continue  # with B along N ptxas would wait for each product of tf32
         across = (tile.rows < tile.columns) != (m > n)
         tiles = cdiv(m, tile.rows) * cdiv(n, tile.columns)
         for slices in range(1, 1 + max(1, min(2 * processors // tiles, k // SPLIT_K))):

@@ -106,6 +106,17 @@ def test_tiles(device, kind, dtype, tile, force, launched, monkeypatch):
     assert all(c.metadata.get("consumer_groups") == turns for c in launched)
 
 
+@once
+@pytest.mark.parametrize("form", ["b along n", "b along k"])
+def test_tf32_in_tiles_of_192(device, form, force, launched):
+    """Which no plan has yet: with B along N the transpose of C has 192 rows."""
+    force(Tile(64, 192, 128, 4, 4), FP32, 208)
+    a, b = operands(device, 144, 208, 208, FP32, form)
+    out = gemm(a, b, torch.empty(144, 208, device=device), precision="tf32")
+    assert relative(out, a.double() @ b.double()) < 1e-3
+    assert "wgmma" in launched[0].ptx
+
+
 @pytest.mark.parametrize("slices", [2, 3])
 @pytest.mark.parametrize("tile", [TILES["none"][0], TILES["none"][2], TILES["none"][3]], ids=str)
 def test_slices_of_depth(device, tile, slices, force, launched):
