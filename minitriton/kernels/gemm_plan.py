@@ -40,20 +40,23 @@ EPILOGUE = {"none": 92, "gelu": 220, "reads": 300, "exact": 400}
 
 @dataclass(frozen=True)
 class Tile:
-    """One choice for wgmma; depth: bytes of K that a stage holds. Tiles of 4 warps take turns if a
-    stage has enough products (`passes/warp_split.py`), which all here but the last one have."""
+    """One choice for wgmma; depth: bytes of K that a stage holds; ctas: programs side by side that
+    share copies. Tiles of 4 warps take turns if a stage has enough products
+    (`passes/warp_split.py`), which all here but the last one have."""
 
     rows: int
     columns: int
     depth: int
     warps: int
     stages: int
+    ctas: int = 1
 
     def config(self, size: int) -> dict[str, int]:
         """For operands of `size` bytes an element."""
         return {
             "BLOCK_M": self.rows, "BLOCK_N": self.columns, "BLOCK_K": self.depth // size,
             "GROUP_M": GROUP_M, "num_warps": self.warps, "num_stages": self.stages,
+            "num_ctas": self.ctas,
         }  # fmt: skip
 
 

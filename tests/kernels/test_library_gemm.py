@@ -107,6 +107,18 @@ def test_tiles(device, kind, dtype, tile, force, launched, monkeypatch):
 
 
 @once
+@pytest.mark.parametrize(("m", "n", "rows", "columns"), [(128, 272, 128, 64), (304, 128, 64, 128)])
+def test_few_rows_or_columns_in_clusters(device, m, n, rows, columns, force, launched, monkeypatch):
+    """Programs side by side share the copies of the short operand."""
+    monkeypatch.setattr(execute, "EMULATED_CTAS", 4)
+    force(Tile(rows, columns, 256, 4, 4, 2), BF16, 400)
+    a, b = operands(device, m, n, 400, BF16, "b along k")
+    out = gemm(a, b, torch.empty(m, n, device=device))
+    assert relative(out, a.double() @ b.double()) < 1e-5
+    assert launched[0].metadata["num_ctas"] == 2 and "multicast" in launched[0].ptx
+
+
+@once
 @pytest.mark.parametrize("form", ["b along n", "b along k"])
 def test_tf32_in_tiles_of_192(device, form, force, launched):
     """Which no plan has yet: with B along N the transpose of C has 192 rows."""
