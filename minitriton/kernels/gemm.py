@@ -3,8 +3,10 @@
     C[M, N] = epilogue(A[M, K] B[K, N])        A, B: any strides
 
 Tensor cores, fp32 accumulation; fp32 operands as three tf32 products (error near fp32's) or, where
-asked for, as one. Where M x N gives too few tiles for the SMs, K is cut into slices whose fp32
-partial sums a second kernel adds in a fixed order: no atomics, equal inputs give equal bits.
+asked for, as one. Of tf32 wgmma needs an operand along K, of three products both, and in two parts:
+a kernel before copies them where that pays. Where M x N gives too few tiles for the SMs, K is cut
+into slices whose fp32 partial sums a kernel after it adds in a fixed order: no atomics, equal
+inputs give equal bits.
 """
 
 from __future__ import annotations
@@ -17,8 +19,10 @@ from minitriton.kernels.devices import has_warpgroups, processors
 from minitriton.kernels.gemm_plan import plan
 from minitriton.language.extra import libdevice
 
-TRANSPOSE = 64  # rows and columns of a block that is transposed
-LONG_SIDE, MANY_PRODUCTS = 512, 1 << 30  # of a product for which an operand is transposed
+PACK = 64  # rows and columns of a block that is copied
+ROUND = 16  # copied rows have a multiple of so many elements
+MANY_PRODUCTS = 1 << 30  # from which on it pays to copy operands of fp32,
+PER_ELEMENT = 256  # if each element of them is in so many
 DEEP_SUM, FLAT_SUM = (128, 16), (1, 1024)  # partial sums and elements that a program holds
 
 
@@ -63,11 +67,12 @@ def _beside(acc, extra_ptr, pre_ptr, at, mask, EPILOGUE: tl.constexpr, FAST: tl.
 
 @triton.jit
 def _gemm_kernel(
-    a_ptr, b_ptr, c_ptr, bias_ptr, extra_ptr, pre_ptr, M, N, K, K_SLICE,
+    a_ptr, b_ptr, a_low_ptr, b_low_ptr, c_ptr, bias_ptr, extra_ptr, pre_ptr, M, N, K, K_SLICE,
     stride_am, stride_ak, stride_bk, stride_bn, split_stride,
     EPILOGUE: tl.constexpr, PRECISION: tl.constexpr, SPLIT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
 ):  # fmt: skip
+    """With a_low and b_low these and a and b are the low and high parts of fp32, as tf32."""
     pid = tl.program_id(0)
     pid_m, pid_n = tl.swizzle2d(
         pid // tl.cdiv(N, BLOCK_N), pid % tl.cdiv(N, BLOCK_N), tl.cdiv(M, BLOCK_M),
@@ -83,18 +88,28 @@ def _gemm_kernel(
         depth -= k_first
         a_ptr += k_first.to(tl.int64) * stride_ak
         b_ptr += k_first.to(tl.int64) * stride_bk
+        if a_low_ptr is not None:
+            a_low_ptr += k_first.to(tl.int64) * stride_ak
+            b_low_ptr += k_first.to(tl.int64) * stride_bk
         c_ptr += tl.program_id(1).to(tl.int64) * split_stride
-    a_ptrs = a_ptr + rows.to(tl.int64)[:, None] * stride_am + k.to(tl.int64)[None, :] * stride_ak
-    b_ptrs = b_ptr + k.to(tl.int64)[:, None] * stride_bk + columns.to(tl.int64)[None, :] * stride_bn
+    a_at = rows.to(tl.int64)[:, None] * stride_am + k.to(tl.int64)[None, :] * stride_ak
+    b_at = k.to(tl.int64)[:, None] * stride_bk + columns.to(tl.int64)[None, :] * stride_bn
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     # all slices alike, though the last may be shorter: a CTA can run several of them
     for i in range(0, tl.cdiv(K_SLICE if SPLIT else K, BLOCK_K)):
         left = depth - i * BLOCK_K
-        a = tl.load(a_ptrs, mask=(rows[:, None] < M) & (k[None, :] < left), other=0.0)
-        b = tl.load(b_ptrs, mask=(k[:, None] < left) & (columns[None, :] < N), other=0.0)
-        acc = tl.dot(a, b, acc, input_precision=PRECISION)
-        a_ptrs += BLOCK_K * stride_ak
-        b_ptrs += BLOCK_K * stride_bk
+        a_mask = (rows[:, None] < M) & (k[None, :] < left)
+        b_mask = (k[:, None] < left) & (columns[None, :] < N)
+        a = tl.load(a_ptr + a_at, mask=a_mask, other=0.0)
+        b = tl.load(b_ptr + b_at, mask=b_mask, other=0.0)
+        if a_low_ptr is None:
+            acc = tl.dot(a, b, acc, input_precision=PRECISION)
+        else:  # tensor cores truncate: all of a step is summed apart, small products by themselves
+            low = tl.dot(tl.load(a_low_ptr + a_at, mask=a_mask, other=0.0), b)
+            low = tl.dot(a, tl.load(b_low_ptr + b_at, mask=b_mask, other=0.0), low)
+            acc += tl.dot(a, b) + tl.where(low == low, low, 0.0)  # infinities make it NaN
+        a_at += BLOCK_K * stride_ak
+        b_at += BLOCK_K * stride_bk
     mask = (rows[:, None] < M) & (columns[None, :] < N)
     at = tl.arange(0, BLOCK_M)[:, None] * N + columns[None, :]  # 32 bits do within a tile
     start = pid_m.to(tl.int64) * BLOCK_M * N
@@ -156,15 +171,28 @@ def _sum_kernel(
 
 
 @triton.jit
-def _transpose_kernel(x_ptr, out_ptr, rows, columns, stride, BLOCK: tl.constexpr):
-    """out [columns, rows], contiguous, of x [rows, columns] with rows `stride` elements apart."""
-    blocks = tl.cdiv(columns, BLOCK)
+def _pack_kernel(
+    x_ptr, high_ptr, low_ptr, rows, columns, stride_row, stride_column, stride,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A copy of x [rows, columns] as [rows, stride], zero past the columns; with low_ptr in two
+    parts, of which the sum is x: rounded to tf32, and the rest."""
+    blocks = tl.cdiv(stride, BLOCK)
     row = tl.program_id(0) // blocks * BLOCK + tl.arange(0, BLOCK)
     column = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
+    row_at, column_at = row.to(tl.int64)[:, None], column.to(tl.int64)[None, :]
     mask = (row[:, None] < rows) & (column[None, :] < columns)
-    x = tl.load(x_ptr + row.to(tl.int64)[:, None] * stride + column[None, :], mask=mask)
-    out_ptrs = out_ptr + column.to(tl.int64)[None, :] * rows + row[:, None]
-    tl.store(out_ptrs, x, mask=mask)
+    x = tl.load(x_ptr + row_at * stride_row + column_at * stride_column, mask=mask, other=0.0)
+    at = row_at * stride + column_at
+    mask = (row[:, None] < rows) & (column[None, :] < stride)
+    if low_ptr is None:
+        tl.store(high_ptr + at, x, mask=mask)
+    else:
+        bits = x.to(tl.int32, bitcast=True)
+        high = ((bits + 0xFFF + ((bits >> 13) & 1)) & -0x2000).to(tl.float32, bitcast=True)
+        high = tl.where(x == x, high, x)
+        tl.store(high_ptr + at, high, mask=mask)
+        tl.store(low_ptr + at, x - high, mask=mask)
 
 
 def gemm(
@@ -189,50 +217,82 @@ def gemm(
     (m, k), n = a.shape, b.shape[1]
     if m * n == 0:
         return out
-    wgmma = has_warpgroups(a.device)
-    if a.dtype == torch.float32:
-        wgmma, a, b = _for_tf32(a, b, wgmma and precision == "tf32")
+    wgmma, a_low, b_low = has_warpgroups(a.device), None, None
+    if a.dtype == torch.float32 and wgmma:
+        wgmma, a, b, a_low, b_low = _for_wgmma(a, b, precision)
+        k = a.shape[1]
     strides = (*a.stride(), *b.stride())
-    beside = extra is not None or epilogue == "gelu_backward"
-    kind = "reads" if beside else epilogue
+    if a_low is not None:
+        kind, precision = "thrice", "tf32"
+    else:
+        kind = "reads" if extra is not None or epilogue == "gelu_backward" else epilogue
     chosen = plan(m, n, k, strides, a.dtype, out.dtype, processors(a.device), kind, wgmma)
     config, slices = chosen.config, chosen.slices
     tiles = triton.cdiv(m, config["BLOCK_M"]) * triton.cdiv(n, config["BLOCK_N"])
     if slices == 1:
         _gemm_kernel[(tiles,)](
-            a, b, out, bias, extra, pre, m, n, k, k, *strides, 0, EPILOGUE=epilogue,
+            a, b, a_low, b_low, out, bias, extra, pre, m, n, k, k, *strides, 0, EPILOGUE=epilogue,
             PRECISION=precision, SPLIT=False, **config,
         )  # fmt: skip
         return out
     partial = torch.empty(slices, m, n, dtype=torch.float32, device=a.device)
     _gemm_kernel[(tiles, slices)](
-        a, b, partial, None, None, None, m, n, k, chosen.depth, *strides, m * n, EPILOGUE="none",
-        PRECISION=precision, SPLIT=True, **config,
+        a, b, a_low, b_low, partial, None, None, None, m, n, k, chosen.depth, *strides, m * n,
+        EPILOGUE="none", PRECISION=precision, SPLIT=True, **config,
     )  # fmt: skip
     return sum_partials(partial, out, bias=bias, extra=extra, pre=pre, epilogue=epilogue)
 
 
-def _for_tf32(
-    a: torch.Tensor, b: torch.Tensor, wgmma: bool
-) -> tuple[bool, torch.Tensor, torch.Tensor]:
-    """(whether products run on wgmma, a, b) of fp32. Of a and b wgmma needs one to lie along K; if
-    neither does, the smaller is copied where that takes less time than it saves."""
-    if not wgmma or a.stride(1) == 1 or b.stride(0) == 1:
-        return wgmma, a, b
+_Operands = tuple[bool, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]
+
+
+def _for_wgmma(a: torch.Tensor, b: torch.Tensor, precision: str) -> _Operands:
+    """(whether products run on wgmma, a, b, their low parts or None) of fp32.
+
+    tf32: of a and b one has to lie along K; if neither does, the smaller is copied. tf32x3: both
+    are, in two parts. Only where that takes less time than it saves.
+    """
     (m, k), n = a.shape, b.shape[1]
-    dense = a.stride(0) == 1 and b.stride(1) == 1
-    if not dense or max(m, n) < LONG_SIDE or m * n * k < MANY_PRODUCTS:
-        return False, a, b
-    return (True, _transposed(a.T), b) if m < n else (True, a, _transposed(b).T)
+    many = m * n * k >= MANY_PRODUCTS and m * n >= PER_ELEMENT * (m + n)
+    if precision == "tf32x3" and many:
+        (a, a_low), (b, b_low) = _in_parts(a), _in_parts(b.T)
+        return True, a, b.T, a_low, b_low.T
+    if precision != "tf32":
+        return False, a, b, None, None
+    if a.stride(1) == 1 or b.stride(0) == 1:
+        return True, a, b, None, None
+    if not many:
+        return False, a, b, None, None
+    if m < n:
+        return True, _packed(a), b, None, None
+    return True, a, _packed(b.T).T, None, None
 
 
-def _transposed(x: torch.Tensor) -> torch.Tensor:
-    """A contiguous copy of x.T, where x has contiguous rows."""
-    rows, columns = x.shape
-    out = torch.empty(columns, rows, dtype=x.dtype, device=x.device)
-    blocks = triton.cdiv(rows, TRANSPOSE) * triton.cdiv(columns, TRANSPOSE)
-    _transpose_kernel[(blocks,)](x, out, rows, columns, x.stride(0), BLOCK=TRANSPOSE)
-    return out
+def _packed(x: torch.Tensor) -> torch.Tensor:
+    """A copy of a matrix with contiguous rows, which begin where TMA can."""
+    high = _room(x)
+    _launch_pack(x, high, None)
+    return high[:, : x.shape[1]]
+
+
+def _in_parts(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two such matrices, of which the sum is x and some columns of zeros: rounded to tf32, and the
+    rest."""
+    high, low = _room(x), _room(x)
+    _launch_pack(x, high, low)
+    return high, low
+
+
+def _room(x: torch.Tensor) -> torch.Tensor:
+    width = triton.cdiv(x.shape[1], ROUND) * ROUND
+    return torch.empty(x.shape[0], width, dtype=x.dtype, device=x.device)
+
+
+def _launch_pack(x: torch.Tensor, high: torch.Tensor, low: torch.Tensor | None) -> None:
+    rows, width = high.shape
+    _pack_kernel[(triton.cdiv(rows, PACK) * triton.cdiv(width, PACK),)](
+        x, high, low, rows, x.shape[1], *x.stride(), width, BLOCK=PACK
+    )
 
 
 def sum_partials(

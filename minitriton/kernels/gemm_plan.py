@@ -28,14 +28,15 @@ from minitriton import cdiv, next_power_of_2
 FEW_ROWS = 64  # up to here, a product takes as long as B takes to read
 SPLIT_K = 512  # no slice of K is shorter
 GROUP_M = 8
-RATE = {2: 2048, 4: 1024}  # multiply-adds of an SM in a clock, by the bytes of an element
+# Multiply-adds of an SM in a clock by the bytes of an element, of which fp32 in two parts has 8.
+RATE = {2: 2048, 4: 1024, 8: 341}
 L2_BYTES = 61  # that reach an SM in a clock
 MEMORY_BYTES = 2500  # that memory delivers in a clock to all SMs
 SUM_CLOCKS = 4000  # of the kernel that sums slices, beside its bytes
 TURN = 600  # clocks between the products of two warpgroups
 # Clocks for 1024 elements. "reads": a matrix as large as C; "exact": one of these two in fp16 or
-# fp32, where GELU takes more registers and time.
-EPILOGUE = {"none": 92, "gelu": 220, "reads": 300, "exact": 400}
+# fp32, where GELU takes more registers and time; "thrice": any, after three products of tf32.
+EPILOGUE = {"none": 92, "gelu": 220, "reads": 300, "exact": 400, "thrice": 400}
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ TILES = {
              *(replace(tile, stages=3) for tile in _NARROW)),
     "reads": (Tile(128, 128, 128, 4, 4), *(replace(tile, stages=3) for tile in _NARROW)),
     "exact": (Tile(128, 128, 128, 8, 4), *(replace(tile, stages=3) for tile in _NARROW)),
+    "thrice": (Tile(128, 128, 128, 8, 3),),
 }  # fmt: skip
 
 
@@ -90,7 +92,7 @@ def plan(
     """For C [m, n] = A [m, k] B [k, n]. Callers share the result, and do not change it.
 
     strides: of A and B; element, out: types of A and B, of C; processors: SMs; epilogue: "none",
-    "gelu" or "reads"; warpgroups: whether products run on wgmma.
+    "gelu", "reads" or "thrice"; warpgroups: whether products run on wgmma.
     """
     size = element.itemsize
     odd = any(stride != 1 and stride % 16 for stride in strides)  # goes element by element
@@ -98,9 +100,10 @@ def plan(
         return _cut(k, *_few_rows(m, n, k, processors))
     if not warpgroups or odd:
         return _cut(k, *_without_warpgroups(m, n, k, size, processors, epilogue != "none", odd))
-    if epilogue != "none" and (size > 2 or out != torch.bfloat16):
+    if epilogue in ("gelu", "reads") and (size > 2 or out != torch.bfloat16):
         epilogue = "exact"
-    choices = _choices(m, n, k, size, processors, epilogue)
+    bytes_ = 2 * size if epilogue == "thrice" else size
+    choices = _choices(m, n, k, bytes_, processors, epilogue)
     _, _, tile, slices = min(choices, key=lambda choice: choice[:2])
     return _cut(k, tile.config(size), slices)
 

@@ -1,6 +1,8 @@
 """The library's matrix product on warpgroups: every tile that `gemm_plan` may choose, with every
 epilogue, against fp64; and which it chooses."""
 
+import functools
+
 import pytest
 import torch
 
@@ -144,32 +146,93 @@ def test_slices_of_depth(device, tile, slices, force, launched):
     assert "griddepcontrol.launch_dependents" in launched[0].ptx
 
 
-@pytest.mark.parametrize("dtype", [BF16, FP32], ids=str)
-@pytest.mark.parametrize("form", FORMS)
-def test_gradients_of_weights_in_fp32(device, form, dtype, force, launched):
-    force(TILES["none"][0], dtype, 96)
-    a, b = operands(device, 144, 272, 96, dtype, form)
-    if dtype == FP32:
-        a, b = gemms._for_tf32(a, b, True)[1:]
-    out = gemm(a, b, torch.empty(144, 272, device=device), precision="tf32")
-    assert relative(out, a.double() @ b.double()) < (1e-3 if dtype == FP32 else 1e-5)
-
-
-@pytest.mark.parametrize(("m", "n"), [(144, 272), (304, 80)])
-def test_tf32_across_the_depth_is_transposed(device, m, n, launched, monkeypatch):
-    """The gradient of a weight, dy^T x: no operand lies along K, and wgmma needs one to."""
-    a, b = operands(device, m, n, 208, FP32, "a along m")
-    assert gemms._for_tf32(a, b, True)[0] is False  # too few products to copy for
-    monkeypatch.setattr(gemms, "LONG_SIDE", 1)
+@pytest.fixture
+def eager(monkeypatch):
+    """Operands of fp32 are copied for products of any size."""
     monkeypatch.setattr(gemms, "MANY_PRODUCTS", 1)
-    assert gemms._for_tf32(a, b[:, ::2], True)[0] is False  # nor for a copy of every other element
-    for x, y in ((a, b), (a[16:], b[:, 16:])):
-        along, left, right = gemms._for_tf32(x, y, True)
-        assert along and torch.equal(left, x) and torch.equal(right, y)
-        assert (left.is_contiguous(), right.T.is_contiguous()) == (m < n, m > n)
+    monkeypatch.setattr(gemms, "PER_ELEMENT", 0)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_gradients_of_weights_in_fp32(device, form, force):
+    force(TILES["none"][0], BF16, 96)
+    a, b = operands(device, 144, 272, 96, BF16, form)
+    out = gemm(a, b, torch.empty(144, 272, device=device))
+    assert relative(out, a.double() @ b.double()) < 1e-5
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(144, 272, 208), (304, 80, 203)])
+def test_tf32_across_the_depth_is_copied(device, m, n, k, launched, eager):
+    """The gradient of a weight, dy^T x: no operand lies along K, and wgmma needs one to."""
+    a, b = operands(device, m, n, k, FP32, "a along m")
+    found, left, right, *low = gemms._for_wgmma(a, b, "tf32")
+    assert found and torch.equal(left, a) and torch.equal(right, b) and low == [None, None]
+    assert (left is a, right is b) == (m > n, m < n)
+    assert (right.stride(0), left.stride(1)) == ((1, a.stride(1)) if m > n else (b.stride(0), 1))
     out = gemm(a, b, torch.empty(m, n, device=device), precision="tf32")
     assert relative(out, a.double() @ b.double()) < 1e-3
-    assert ["wgmma" in c.ptx for c in launched] == [True]
+    if k % 16 == 0:
+        assert ["wgmma" in c.ptx for c in launched] == [True]
+
+
+@pytest.mark.parametrize("precision", ["tf32", "tf32x3", "ieee"])
+def test_few_products_of_fp32_are_not_worth_a_copy(device, precision):
+    a, b = operands(device, 600, 512, 208, FP32, "a along m")
+    assert gemms._for_wgmma(a, b, precision) == (False, a, b, None, None)
+    a, b = torch.empty(64, 1 << 13), torch.empty(1 << 13, 1 << 13)  # little but memory traffic
+    assert gemms._for_wgmma(a, b, precision)[0] == (precision == "tf32")
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("shape", [(144, 272, 208), (130, 33, 77)], ids=str)
+def test_three_products_of_tf32(device, form, shape, launched, eager, monkeypatch):
+    """Of all strides; wgmma multiplies copies, with fp32's error."""
+    monkeypatch.setattr(execute, "EMULATED_CTAS", 2)
+    a, b = operands(device, *shape, FP32, form)
+    bias = torch.randn(shape[1], device=device)
+    out = gemm(a, b, torch.full(shape[:2], float("nan"), device=device), bias=bias)
+    assert relative(out, a.double() @ b.double() + bias.double()) < 5e-7
+    assert by_producer(launched) == launched and "wgmma" in launched[0].ptx
+
+
+@once
+@pytest.mark.parametrize("slices", [1, 3])
+def test_epilogues_of_three_products(device, slices, force, eager):
+    m, n, k = 144, 80, 240
+    force(TILES["thrice"][0], FP32, k, slices)
+    a, b = operands(device, m, n, k, FP32, "b along n")
+    pre, saved = torch.randn(m, n, device=device), torch.empty(m, n, device=device)
+    plain, gelu = a.double() @ b.double(), torch.nn.functional.gelu
+    call = functools.partial(gemm, a, b, torch.empty(m, n, device=device))
+    assert relative(call(epilogue="gelu", pre=saved), gelu(plain)) < 1e-6
+    assert relative(saved, plain) < 5e-7
+    assert relative(call(epilogue="gelu_backward", pre=pre), plain * gelu_slope(pre)) < 1e-6
+
+
+def test_parts_of_fp32(device, eager):
+    """Their sum is exact; infinities, NaN and numbers that only fp32 has go through products."""
+    x = torch.randn(40, 37, device=device) * torch.exp2(torch.randint(-100, 100, (40, 37)))
+    x[0, :4] = torch.tensor([float("inf"), float("-inf"), float("nan"), 1e-42])
+    high, low = gemms._in_parts(x)
+    assert high.shape == low.shape == (40, 48) and not high[:, 37:].any() and not low[:, 37:].any()
+    high, low = high[:, :37], low[:, :37]
+    assert torch.equal(
+        (high.view(torch.int32) & 0x1FFF)[1:], torch.zeros(39, 37, dtype=torch.int32)
+    )
+    assert torch.equal((high + low)[1:], x[1:]) and high[0, 2].isnan()
+    assert (low.abs() <= high.abs() * 2**-11)[1:].all()
+    a, b = torch.randn(128, 64, device=device), torch.randn(64, 128, device=device)
+    a[3, 5], a[4, 6], b[:, 7] = float("inf"), float("nan"), 0.0
+    out = gemm(a, b, torch.empty(128, 128, device=device))
+    torch.testing.assert_close(out, a @ b, equal_nan=True, rtol=1e-5, atol=1e-5)
+
+
+@once
+def test_long_sums_of_three_products_have_no_bias(device, eager):
+    """Tensor cores truncate: sums of positive products must not come out too small."""
+    a, b = torch.rand(64, 1000, device=device), torch.rand(1000, 64, device=device)
+    error = gemm(a, b, torch.empty(64, 64, device=device)).double() / (a.double() @ b.double()) - 1
+    assert error.mean().abs() < 2e-7 and error.norm() / 64 < 2e-7
 
 
 def chosen(m, n, k, *, dtype=BF16, out=None, epilogue="none", strides=None):
