@@ -153,7 +153,7 @@ def adjacent_rows(rows: int, elem_bits: int) -> tuple[int, ...]:
     loads of 32-bit elements, and `ldmatrix` on bytes, free of bank conflicts. rows >= 32.
     """
     placed = (1, 2, 3, 0) if elem_bits == 8 else (1, 4, 2, 0)  # bit 3 is the thread's second row
-    left = [bit for bit in range(log2_exact(rows)) if bit not in placed]
+    left = [bit for bit in range(log2_exact(hull(rows))) if bit not in placed]
     return (*placed, *left)
 
 

@@ -16,9 +16,12 @@ def since_hopper(x: torch.Tensor) -> bool:
 
 def has_warpgroups(device: torch.device) -> bool:
     """Whether 16-bit products run on wgmma there (sm_90a), which changes what tiles are best."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_capability(device) == (9, 0)
-    return options.read().target == "sm_90a"
+    return _is_hopper(device) if device.type == "cuda" else options.read().target == "sm_90a"
+
+
+@functools.cache
+def _is_hopper(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device) == (9, 0)
 
 
 @functools.cache

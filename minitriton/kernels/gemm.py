@@ -3,8 +3,10 @@
     C[M, N] = epilogue(A[M, K] B[K, N])        A, B: any strides
 
 Tensor cores, fp32 accumulation; fp32 operands as three tf32 products (error near fp32's) or, where
-asked for, as one. Where M x N gives too few tiles for the SMs, K is cut into slices whose fp32
-partial sums a second kernel adds in a fixed order: no atomics, equal inputs give equal bits.
+asked for, as one. Of tf32 wgmma needs an operand along K, of three products both, and in two parts:
+a kernel before copies them where that pays. Where M x N gives too few tiles for the SMs, K is cut
+into slices whose fp32 partial sums a kernel after it adds in a fixed order: no atomics, equal
+inputs give equal bits.
 """
 
 from __future__ import annotations
@@ -14,11 +16,13 @@ import torch
 import minitriton as triton
 import minitriton.language as tl
 from minitriton.kernels.devices import has_warpgroups, processors
+from minitriton.kernels.gemm_plan import plan
 from minitriton.language.extra import libdevice
 
-WIDEST = (128, 256)  # tile of wgmma: accumulators of 128 registers per thread
-FEW_ROWS = 64  # up to here, a product takes as long as B takes to read
-SPLIT_K = 512  # no slice of K is shorter
+PACK = 64  # rows and columns of a block that is copied
+ROUND = 16  # copied rows have a multiple of so many elements
+MANY_PRODUCTS = 1 << 30  # from which on it pays to copy operands of fp32,
+PER_ELEMENT = 256  # if each element of them is in so many
 DEEP_SUM, FLAT_SUM = (128, 16), (1, 1024)  # partial sums and elements that a program holds
 
 
@@ -37,11 +41,8 @@ def _normal(x, FAST: tl.constexpr):
 
 
 @triton.jit
-def _epilogue(
-    acc, c_ptr, bias_ptr, extra_ptr, pre_ptr, at, columns, mask, N, EPILOGUE: tl.constexpr
-):  # fmt: skip
-    """Writes a tile of sums to c_ptr + at, and so on: offsets into contiguous [M, N] matrices."""
-    FAST: tl.constexpr = c_ptr.dtype.element_ty == tl.bfloat16
+def _own(acc, bias_ptr, pre_ptr, at, columns, mask, N, EPILOGUE: tl.constexpr, FAST: tl.constexpr):
+    """The part of an epilogue that reads no matrix: bias and GELU, of a tile of sums at `at`."""
     if bias_ptr is not None:
         acc += tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
     if EPILOGUE == "gelu":
@@ -49,22 +50,29 @@ def _epilogue(
             tl.store(pre_ptr + at, acc.to(pre_ptr.dtype.element_ty), mask=mask)
             acc = acc.to(pre_ptr.dtype.element_ty).to(tl.float32)  # what the backward pass reads
         acc *= _normal(acc, FAST)
+    return acc
+
+
+@triton.jit
+def _beside(acc, extra_ptr, pre_ptr, at, mask, EPILOGUE: tl.constexpr, FAST: tl.constexpr):
+    """The rest: the derivative of GELU at a matrix, and a matrix to add."""
     if EPILOGUE == "gelu_backward":
         x = tl.load(pre_ptr + at, mask=mask, other=0.0).to(tl.float32)
         density = 0.3989422804014327 * tl.exp(-0.5 * x * x)
         acc *= _normal(x, FAST) + x * density
     if extra_ptr is not None:
         acc += tl.load(extra_ptr + at, mask=mask, other=0.0).to(tl.float32)
-    tl.store(c_ptr + at, acc.to(c_ptr.dtype.element_ty), mask=mask)
+    return acc
 
 
 @triton.jit
 def _gemm_kernel(
-    a_ptr, b_ptr, c_ptr, bias_ptr, extra_ptr, pre_ptr, M, N, K, K_SLICE,
+    a_ptr, b_ptr, a_low_ptr, b_low_ptr, c_ptr, bias_ptr, extra_ptr, pre_ptr, M, N, K, K_SLICE,
     stride_am, stride_ak, stride_bk, stride_bn, split_stride,
     EPILOGUE: tl.constexpr, PRECISION: tl.constexpr, SPLIT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
 ):  # fmt: skip
+    """With a_low and b_low these and a and b are the low and high parts of fp32, as tf32."""
     pid = tl.program_id(0)
     pid_m, pid_n = tl.swizzle2d(
         pid // tl.cdiv(N, BLOCK_N), pid % tl.cdiv(N, BLOCK_N), tl.cdiv(M, BLOCK_M),
@@ -75,21 +83,33 @@ def _gemm_kernel(
     k = tl.arange(0, BLOCK_K)
     depth = K
     if SPLIT:  # K_SLICE is a multiple of BLOCK_K
+        tl.extra.cuda.gdc_launch_dependents()  # the sum, which waits for all of this
         k_first = tl.program_id(1) * K_SLICE
         depth -= k_first
         a_ptr += k_first.to(tl.int64) * stride_ak
         b_ptr += k_first.to(tl.int64) * stride_bk
+        if a_low_ptr is not None:
+            a_low_ptr += k_first.to(tl.int64) * stride_ak
+            b_low_ptr += k_first.to(tl.int64) * stride_bk
         c_ptr += tl.program_id(1).to(tl.int64) * split_stride
-    a_ptrs = a_ptr + rows.to(tl.int64)[:, None] * stride_am + k.to(tl.int64)[None, :] * stride_ak
-    b_ptrs = b_ptr + k.to(tl.int64)[:, None] * stride_bk + columns.to(tl.int64)[None, :] * stride_bn
+    a_at = rows.to(tl.int64)[:, None] * stride_am + k.to(tl.int64)[None, :] * stride_ak
+    b_at = k.to(tl.int64)[:, None] * stride_bk + columns.to(tl.int64)[None, :] * stride_bn
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    for i in range(0, tl.cdiv(min(depth, K_SLICE) if SPLIT else depth, BLOCK_K)):
+    # all slices alike, though the last may be shorter: a CTA can run several of them
+    for i in range(0, tl.cdiv(K_SLICE if SPLIT else K, BLOCK_K)):
         left = depth - i * BLOCK_K
-        a = tl.load(a_ptrs, mask=(rows[:, None] < M) & (k[None, :] < left), other=0.0)
-        b = tl.load(b_ptrs, mask=(k[:, None] < left) & (columns[None, :] < N), other=0.0)
-        acc = tl.dot(a, b, acc, input_precision=PRECISION)
-        a_ptrs += BLOCK_K * stride_ak
-        b_ptrs += BLOCK_K * stride_bk
+        a_mask = (rows[:, None] < M) & (k[None, :] < left)
+        b_mask = (k[:, None] < left) & (columns[None, :] < N)
+        a = tl.load(a_ptr + a_at, mask=a_mask, other=0.0)
+        b = tl.load(b_ptr + b_at, mask=b_mask, other=0.0)
+        if a_low_ptr is None:
+            acc = tl.dot(a, b, acc, input_precision=PRECISION)
+        else:  # tensor cores truncate: all of a step is summed apart, small products by themselves
+            low = tl.dot(tl.load(a_low_ptr + a_at, mask=a_mask, other=0.0), b)
+            low = tl.dot(a, tl.load(b_low_ptr + b_at, mask=b_mask, other=0.0), low)
+            acc += tl.dot(a, b) + tl.where(low == low, low, 0.0)  # infinities make it NaN
+        a_at += BLOCK_K * stride_ak
+        b_at += BLOCK_K * stride_bk
     mask = (rows[:, None] < M) & (columns[None, :] < N)
     at = tl.arange(0, BLOCK_M)[:, None] * N + columns[None, :]  # 32 bits do within a tile
     start = pid_m.to(tl.int64) * BLOCK_M * N
@@ -98,7 +118,29 @@ def _gemm_kernel(
         extra_ptr += start
     if pre_ptr is not None:
         pre_ptr += start
-    _epilogue(acc, c_ptr, bias_ptr, extra_ptr, pre_ptr, at, columns, mask, N, EPILOGUE)
+    FAST: tl.constexpr = c_ptr.dtype.element_ty == tl.bfloat16
+    acc = _own(acc, bias_ptr, pre_ptr, at, columns, mask, N, EPILOGUE, FAST)
+    READS: tl.constexpr = EPILOGUE == "gelu_backward" or extra_ptr is not None
+    if READS and BLOCK_N >= 128:  # half by half, which takes fewer registers
+        left, right = acc.reshape(BLOCK_M, 2, BLOCK_N // 2).permute(0, 2, 1).split()
+        left = _half(left, extra_ptr, pre_ptr, rows, pid_n * BLOCK_N, M, N, EPILOGUE, FAST)
+        middle = pid_n * BLOCK_N + BLOCK_N // 2
+        right = _half(right, extra_ptr, pre_ptr, rows, middle, M, N, EPILOGUE, FAST)
+        acc = tl.join(left, right).permute(0, 2, 1).reshape(BLOCK_M, BLOCK_N)
+    elif READS:
+        acc = _beside(acc, extra_ptr, pre_ptr, at, mask, EPILOGUE, FAST)
+    tl.store(c_ptr + at, acc.to(c_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _half(
+    acc, extra_ptr, pre_ptr, rows, column, M, N, EPILOGUE: tl.constexpr, FAST: tl.constexpr
+):  # fmt: skip
+    """`_beside` of the columns of a tile from `column` on."""
+    columns = column + tl.arange(0, acc.shape[1])
+    at = tl.arange(0, acc.shape[0])[:, None] * N + columns[None, :]
+    mask = (rows[:, None] < M) & (columns[None, :] < N)
+    return _beside(acc, extra_ptr, pre_ptr, at, mask, EPILOGUE, FAST)
 
 
 @triton.jit
@@ -121,59 +163,36 @@ def _sum_kernel(
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = at < n
     acc = sum_parts(partial_ptr, n, splits, at, mask, DEPTH)
-    column = (at % N).to(tl.int32)
-    _epilogue(
-        acc[None, :], c_ptr, bias_ptr, extra_ptr, pre_ptr, at[None, :], column,
-        mask[None, :], N, EPILOGUE,
-    )  # fmt: skip
+    acc, to, mask = acc[None, :], at[None, :], mask[None, :]
+    FAST: tl.constexpr = c_ptr.dtype.element_ty == tl.bfloat16
+    acc = _own(acc, bias_ptr, pre_ptr, to, (at % N).to(tl.int32), mask, N, EPILOGUE, FAST)
+    acc = _beside(acc, extra_ptr, pre_ptr, to, mask, EPILOGUE, FAST)
+    tl.store(c_ptr + to, acc.to(c_ptr.dtype.element_ty), mask=mask)
 
 
-def _plan(
-    m: int, n: int, k: int, wide: bool, processors: int, *, gelu: bool = False, odd: bool = False,
-    warpgroups: bool = False,
-) -> tuple[dict[str, int], int]:  # fmt: skip
-    """(launch configuration, slices of K): the largest tile that keeps the SMs busy.
-
-    wide: fp32 operands; gelu: an epilogue that needs registers and time, and so a second CTA on the
-    SM that multiplies meanwhile; odd: operands are read element by element; warpgroups: products
-    run on wgmma, which a CTA alone on its SM can keep busy with a tile of 128 x 256.
-    """
-    if m <= FEW_ROWS and not (wide or odd):
-        return _plan_few_rows(m, n, k, processors)
-    config = {"GROUP_M": 8, "BLOCK_K": 32 if wide or odd else 64, "num_stages": 3}
-    if warpgroups and not (wide or gelu or odd) and _fills_widest(m, n, processors):
-        return config | {"BLOCK_M": WIDEST[0], "BLOCK_N": WIDEST[1], "num_warps": 8}, 1
-    blocks = [(64, 64)] if wide else [(128, 128), (128, 64), (64, 64)]
-    for block in blocks[1:] if gelu and not wide else blocks:
-        tiles = triton.cdiv(m, block[0]) * triton.cdiv(n, block[1])
-        splits = 1 if tiles > processors else max(1, min(2 * processors // tiles, k // SPLIT_K))
-        if tiles * splits > 2 * processors // 3:
-            break
-    config |= {"BLOCK_M": block[0], "BLOCK_N": block[1]}
-    config["num_warps"] = 8 if wide or block[0] == 128 else 4
-    if gelu and block == (128, 64):
-        config["maxnreg"] = 128
-    return config, splits
-
-
-def _plan_few_rows(m: int, n: int, k: int, processors: int) -> tuple[dict[str, int], int]:
-    """`_plan` where reading B is all that counts: deep tiles in four stages, twice as deep where
-    each has an SM to itself; no slices of K if tiles of 32 columns are enough for most SMs."""
-    enough = 2 * processors // 3
-    width = 64 if triton.cdiv(n, 64) > enough else 32
-    tiles = triton.cdiv(n, width)
-    splits = 1 if tiles > enough else min(triton.cdiv(processors, tiles), k // SPLIT_K)
-    deep = m <= 16 and tiles <= processors
-    depth = min(256 if deep else 128, max(64, triton.next_power_of_2(k)))
-    height = max(16, triton.next_power_of_2(m))
-    blocks = {"BLOCK_M": height, "BLOCK_N": width, "BLOCK_K": depth, "GROUP_M": 8}
-    return blocks | {"num_warps": 4, "num_stages": 4}, max(1, splits)
-
-
-def _fills_widest(m: int, n: int, processors: int) -> bool:
-    """Whether tiles of WIDEST give most SMs one, and waste less than an eighth of their columns."""
-    rows, columns = triton.cdiv(m, WIDEST[0]), triton.cdiv(n, WIDEST[1])
-    return rows * columns > 2 * processors // 3 and 8 * columns * WIDEST[1] < 9 * n
+@triton.jit
+def _pack_kernel(
+    x_ptr, high_ptr, low_ptr, rows, columns, stride_row, stride_column, stride,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A copy of x [rows, columns] as [rows, stride], zero past the columns; with low_ptr in two
+    parts, of which the sum is x: rounded to tf32, and the rest."""
+    blocks = tl.cdiv(stride, BLOCK)
+    row = tl.program_id(0) // blocks * BLOCK + tl.arange(0, BLOCK)
+    column = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
+    row_at, column_at = row.to(tl.int64)[:, None], column.to(tl.int64)[None, :]
+    mask = (row[:, None] < rows) & (column[None, :] < columns)
+    x = tl.load(x_ptr + row_at * stride_row + column_at * stride_column, mask=mask, other=0.0)
+    at = row_at * stride + column_at
+    mask = (row[:, None] < rows) & (column[None, :] < stride)
+    if low_ptr is None:
+        tl.store(high_ptr + at, x, mask=mask)
+    else:
+        bits = x.to(tl.int32, bitcast=True)
+        high = ((bits + 0xFFF + ((bits >> 13) & 1)) & -0x2000).to(tl.float32, bitcast=True)
+        high = tl.where(x == x, high, x)
+        tl.store(high_ptr + at, high, mask=mask)
+        tl.store(low_ptr + at, x - high, mask=mask)
 
 
 def gemm(
@@ -198,27 +217,82 @@ def gemm(
     (m, k), n = a.shape, b.shape[1]
     if m * n == 0:
         return out
-    config, splits = _plan(
-        m, n, k, a.dtype == torch.float32, processors(a.device), gelu=epilogue != "none",
-        odd=any(stride != 1 and stride % 16 for stride in (*a.stride(), *b.stride())),
-        warpgroups=has_warpgroups(a.device) and extra is None,  # which takes registers, too
-    )  # fmt: skip
-    slice_ = triton.cdiv(triton.cdiv(max(k, 1), splits), config["BLOCK_K"]) * config["BLOCK_K"]
-    splits = max(1, triton.cdiv(k, slice_))
-    grid = (triton.cdiv(m, config["BLOCK_M"]) * triton.cdiv(n, config["BLOCK_N"]), splits)
+    wgmma, a_low, b_low = has_warpgroups(a.device), None, None
+    if a.dtype == torch.float32 and wgmma:
+        wgmma, a, b, a_low, b_low = _for_wgmma(a, b, precision)
+        k = a.shape[1]
     strides = (*a.stride(), *b.stride())
-    if splits == 1:
-        _gemm_kernel[grid](
-            a, b, out, bias, extra, pre, m, n, k, slice_, *strides, 0, EPILOGUE=epilogue,
+    if a_low is not None:
+        kind, precision = "thrice", "tf32"
+    else:
+        kind = "reads" if extra is not None or epilogue == "gelu_backward" else epilogue
+    chosen = plan(m, n, k, strides, a.dtype, out.dtype, processors(a.device), kind, wgmma)
+    config, slices = chosen.config, chosen.slices
+    tiles = triton.cdiv(m, config["BLOCK_M"]) * triton.cdiv(n, config["BLOCK_N"])
+    if slices == 1:
+        _gemm_kernel[(tiles,)](
+            a, b, a_low, b_low, out, bias, extra, pre, m, n, k, k, *strides, 0, EPILOGUE=epilogue,
             PRECISION=precision, SPLIT=False, **config,
         )  # fmt: skip
         return out
-    partial = torch.empty(splits, m, n, dtype=torch.float32, device=a.device)
-    _gemm_kernel[grid](
-        a, b, partial, None, None, None, m, n, k, slice_, *strides, m * n, EPILOGUE="none",
-        PRECISION=precision, SPLIT=True, **config,
+    partial = torch.empty(slices, m, n, dtype=torch.float32, device=a.device)
+    _gemm_kernel[(tiles, slices)](
+        a, b, a_low, b_low, partial, None, None, None, m, n, k, chosen.depth, *strides, m * n,
+        EPILOGUE="none", PRECISION=precision, SPLIT=True, **config,
     )  # fmt: skip
     return sum_partials(partial, out, bias=bias, extra=extra, pre=pre, epilogue=epilogue)
+
+
+_Operands = tuple[bool, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]
+
+
+def _for_wgmma(a: torch.Tensor, b: torch.Tensor, precision: str) -> _Operands:
+    """(whether products run on wgmma, a, b, their low parts or None) of fp32.
+
+    tf32: of a and b one has to lie along K; if neither does, the smaller is copied. tf32x3: both
+    are, in two parts. Only where that takes less time than it saves.
+    """
+    (m, k), n = a.shape, b.shape[1]
+    many = m * n * k >= MANY_PRODUCTS and m * n >= PER_ELEMENT * (m + n)
+    if precision == "tf32x3" and many:
+        (a, a_low), (b, b_low) = _in_parts(a), _in_parts(b.T)
+        return True, a, b.T, a_low, b_low.T
+    if precision != "tf32":
+        return False, a, b, None, None
+    if a.stride(1) == 1 or b.stride(0) == 1:
+        return True, a, b, None, None
+    if not many:
+        return False, a, b, None, None
+    if m < n:
+        return True, _packed(a), b, None, None
+    return True, a, _packed(b.T).T, None, None
+
+
+def _packed(x: torch.Tensor) -> torch.Tensor:
+    """A copy of a matrix with contiguous rows, which begin where TMA can."""
+    high = _room(x)
+    _launch_pack(x, high, None)
+    return high[:, : x.shape[1]]
+
+
+def _in_parts(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two such matrices, of which the sum is x and some columns of zeros: rounded to tf32, and the
+    rest."""
+    high, low = _room(x), _room(x)
+    _launch_pack(x, high, low)
+    return high, low
+
+
+def _room(x: torch.Tensor) -> torch.Tensor:
+    width = triton.cdiv(x.shape[1], ROUND) * ROUND
+    return torch.empty(x.shape[0], width, dtype=x.dtype, device=x.device)
+
+
+def _launch_pack(x: torch.Tensor, high: torch.Tensor, low: torch.Tensor | None) -> None:
+    rows, width = high.shape
+    _pack_kernel[(triton.cdiv(rows, PACK) * triton.cdiv(width, PACK),)](
+        x, high, low, rows, x.shape[1], *x.stride(), width, BLOCK=PACK
+    )
 
 
 def sum_partials(

@@ -171,6 +171,8 @@ def _check_layer(
 
 def _matrix(x: torch.Tensor) -> torch.Tensor:
     """[rows, last dimension], a view where strides allow; either may be 0."""
+    if x.dim() == 2:
+        return x
     return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 

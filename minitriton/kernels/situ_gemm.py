@@ -172,16 +172,18 @@ def situ_glu_linear_reference(
 
 
 def glu_config(
-    dtype: torch.dtype, rows: int, columns: int, depth: int, whole: bool
+    dtype: torch.dtype, rows: int, columns: int, depth: int, whole: bool, save: bool = False
 ) -> dict[str, int]:
     """Launch configuration for `rows` rows per tile (16, 64 or 128) of two products; whole: stores
-    need no masks if BLOCK_N divides the columns."""
+    need no masks if BLOCK_N divides the columns; save: there are three of them, and TMA copies."""
     config = {"BLOCK_N": 64, "BLOCK_K": 32, "num_warps": 4 if rows < 128 else 8, "num_stages": 4}
     if dtype == torch.float32 or columns % 16 or depth % 16:  # odd sizes go element by element
         return config | {"BLOCK_N": 32, "BLOCK_K": 16 if dtype == torch.float32 else 32}
     config["BLOCK_K"] = 64
     if rows > 16 and whole and columns % 128 == 0 and dtype == torch.bfloat16:
         config["BLOCK_N"] = 128  # both accumulators fill the registers
+        if save:
+            config["num_stages"] = 3  # which leaves room for what TMA stores
     return config
 
 
@@ -204,7 +206,7 @@ def _situ_glu_linear_op(
     a, w = dense(rows_of(x)), strided_weight(w13)
     rows, (columns, depth) = a.shape[0], (w.shape[0] // 2, w.shape[1])
     tile = _tile_rows(rows)
-    config = glu_config(x.dtype, tile, columns, depth, rows % tile == 0)
+    config = glu_config(x.dtype, tile, columns, depth, rows % tile == 0, save)
     whole = rows % tile == 0 and columns % config["BLOCK_N"] == 0
     grid = (triton.cdiv(rows, tile) * triton.cdiv(columns, config["BLOCK_N"]),)
     _forward_kernel[grid](

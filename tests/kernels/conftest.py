@@ -49,6 +49,7 @@ HOPPER_FILES = {
     "test_tile_loops",
     "test_clusters",
     "test_row_groups",
+    "test_library_gemm",
 }  # and of files that do
 
 

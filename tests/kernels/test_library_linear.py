@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from minitriton.kernels import gemm as gemms
 from minitriton.kernels.checks import KernelArgumentError
 from minitriton.kernels.gemm import gemm
+from minitriton.kernels.gemm_plan import SPLIT_K, plan
 from minitriton.kernels.linear import gelu_mlp, gelu_mlp_reference, linear, linear_reference
 
 BOUNDS = {torch.float32: 2e-6, torch.bfloat16: 5e-3, torch.float16: 1e-3}
@@ -58,7 +58,7 @@ def test_long_sums_are_sliced(device):
     check(linear, linear_reference, [x, weight, bias], 5e-3)
     a, b = torch.randn(70, 1500, device=device), torch.randn(1500, 33, device=device)
     pre, bias, extra = (torch.randn(s, device=device) for s in ((70, 33), (33,), (70, 33)))
-    assert gemms._plan(70, 33, 1500, True, 132)[1] == 2
+    assert plan(70, 33, 1500, (1500, 1, 33, 1), a.dtype, a.dtype, 132, "none", False).slices == 2
     out = gemm(
         a, b, torch.empty(70, 33, device=device), bias=bias, extra=extra, pre=pre,
         epilogue="gelu_backward",
@@ -77,33 +77,32 @@ def test_long_fp32_sums_have_no_bias(device):
     assert error.mean().abs() < 5e-8 and error.norm() / 64 < 2e-7
 
 
-def test_plan_fills_the_gpu():
+def planned(m, n, k, epilogue="none", warpgroups=False):
+    kind = torch.bfloat16
+    found = plan(m, n, k, (k, 1, 1, k), kind, kind, 132, epilogue, warpgroups)
+    return found.config, found.slices
+
+
+@pytest.mark.parametrize("warpgroups", [False, True])
+@pytest.mark.parametrize("epilogue", ["none", "gelu", "reads"])
+def test_plan_fills_the_gpu(epilogue, warpgroups):
     for shape in ((16384, 1152, 384), (384, 1152, 16384), (16384, 128, 384), (1, 1, 1)):
-        for gelu, warpgroups in ((False, False), (True, False), (False, True)):
-            config, splits = gemms._plan(*shape, False, 132, gelu=gelu, warpgroups=warpgroups)
-            tiles = -(-shape[0] // config["BLOCK_M"]) * -(-shape[1] // config["BLOCK_N"])
-            assert tiles * splits >= 88 or shape[2] < 2 * gemms.SPLIT_K
-    for shape, widest in (
-        ((2048, 2048), 1),
-        ((16384, 384), 0),
-        ((1024, 2048), 0),
-        ((12288, 768), 1),
-    ):
-        config, _ = gemms._plan(*shape, 2048, False, 132, warpgroups=True)
-        assert (config["BLOCK_N"] == 256) == widest
+        config, slices = planned(*shape, epilogue, warpgroups)
+        tiles = -(-shape[0] // config["BLOCK_M"]) * -(-shape[1] // config["BLOCK_N"])
+        assert tiles * slices >= 88 or shape[2] < 2 * SPLIT_K
 
 
 @pytest.mark.parametrize("m", [1, 16, 17, 64])
 def test_plan_for_few_rows(m):
     """Slices of K only where a second pass over sums costs less than idle SMs."""
-    for n, width, splits in ((8192, 64, 1), (4096, 32, 1), (50304, 64, 1), (2048, 32, 3)):
-        config, found = gemms._plan(m, n, 8192, False, 132, warpgroups=True)
-        assert (config["BLOCK_N"], found) == (width, splits)
+    for n, width, slices in ((8192, 64, 1), (4096, 32, 1), (50304, 64, 1), (2048, 32, 3)):
+        config, found = planned(m, n, 8192, warpgroups=True)
+        assert (config["BLOCK_N"], found) == (width, slices)
         assert m <= config["BLOCK_M"] < max(2 * m, 17)
         bytes_ = 2 * (config["BLOCK_M"] + width) * config["BLOCK_K"] * config["num_stages"]
         assert bytes_ <= 160 << 10  # in shared memory
-    assert gemms._plan(m, 64, 48, False, 132) == gemms._plan(m, 64, 64, False, 132)
-    assert gemms._plan(65, 8192, 8192, False, 132)[0]["BLOCK_M"] > 64
+    assert planned(m, 64, 48) == planned(m, 64, 64)
+    assert planned(65, 8192, 8192)[0]["BLOCK_M"] > 64
 
 
 @pytest.mark.parametrize("form", ["plain", "a transposed", "b transposed"])
@@ -115,20 +114,6 @@ def test_few_rows(device, form, m, n, k):
     a = a.T.contiguous().T if form == "a transposed" else a
     b = b.T.contiguous().T if form == "b transposed" else b
     out = gemm(a, b, torch.empty(m, n, device=device, dtype=torch.bfloat16), bias=bias)
-    assert relative(out, a.double() @ b.double() + bias.double()) < 5e-3
-
-
-@pytest.mark.parametrize("form", ["plain", "a transposed", "b transposed"])
-def test_widest_tiles(device, form, monkeypatch):
-    """The tile that large products get on wgmma, at a size that the emulator can do."""
-    monkeypatch.setattr(gemms, "processors", lambda _: 1)
-    monkeypatch.setattr(gemms, "has_warpgroups", lambda _: True)
-    a = torch.randn(140, 80, device=device, dtype=torch.bfloat16)
-    b = torch.randn(80, 240, device=device, dtype=torch.bfloat16)
-    bias = torch.randn(240, device=device)
-    a = a.T.contiguous().T if form == "a transposed" else a
-    b = b.T.contiguous().T if form == "b transposed" else b
-    out = gemm(a, b, torch.empty(140, 240, device=device, dtype=torch.bfloat16), bias=bias)
     assert relative(out, a.double() @ b.double() + bias.double()) < 5e-3
 
 

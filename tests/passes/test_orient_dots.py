@@ -153,6 +153,16 @@ def test_where_operands_are_read(kernel, dtype, orders):
         assert "mt.alignment" in buffer_of(operand).attributes
 
 
+@pytest.mark.parametrize(("orders", "bm", "bn"), [("mk, kn", 128, 192), ("km, nk", 192, 128)])
+def test_rows_beyond_a_power_of_two_are_adjacent_too(kernel, orders, bm, bn):
+    kern = made(kernel, orders, blocks=(bm, bn, 32))
+    (dot,) = ops_named(kern.compile(), "mt.warpgroup_dot")
+    assert ADJACENT_ROWS in dot.attributes and tuple(dot.results[0].type.shape) == (192, 128)
+    rng = np.random.default_rng(7)
+    a, b = (rng.integers(0, 9, n * 64).astype(np.float32) for n in (bm, bn))
+    kern.check([a, b, np.zeros((bm, bn), np.float32)], [64])
+
+
 @pytest.mark.parametrize("stages", [2, 3])
 @pytest.mark.parametrize("specialize", [False, True])
 def test_products_of_loaded_rows_end_those_before(kernel, stages, specialize):
