@@ -11,6 +11,7 @@ from minitriton.kernels.layer_norm import (
     layer_norm,
     layer_norm_reference,
 )
+from minitriton.kernels.rows import LAYER_NORM_TILES, NormTile
 
 BOUNDS = {torch.float32: 2e-6, torch.bfloat16: 5e-3, torch.float16: 1e-3}
 
@@ -54,6 +55,28 @@ def test_layer_norm(device, shape, dtype):
         return
     assert relative(out, expected) < BOUNDS[dtype]
     close(tensors, exact, 4 * BOUNDS[dtype])
+
+
+@pytest.mark.parametrize(
+    "tile",
+    [NormTile(2, 1024, 4), NormTile(1, 1024, 4, True), NormTile(1, 256, 2, True)],
+    ids=str,
+)
+def test_tiles(device, tile, monkeypatch):
+    """Rows held or read again, in one block and in several, full and not, far from zero."""
+    monkeypatch.setitem(LAYER_NORM_TILES, 1024, tile)
+    for columns in (1024, 700, 520):
+        x, weight, bias = inputs(device, torch.bfloat16, (3, columns))
+        x = (x.detach() + 5).requires_grad_()
+        for tensors in ([x, weight, bias], [x, weight]):
+            exact = exact_copies(tensors)
+            out, expected = layer_norm(*tensors), layer_norm_reference(*exact)
+            assert relative(out, expected) < BOUNDS[x.dtype]
+            grad = torch.randn_like(out)
+            out.backward(grad)
+            expected.backward(grad.double())
+            close(tensors, exact, 4 * BOUNDS[x.dtype])
+            x.grad = weight.grad = None
 
 
 @pytest.mark.parametrize("probability", [0.0, 0.2])
