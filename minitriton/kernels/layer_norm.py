@@ -109,6 +109,7 @@ def _backward_kernel(
     scale, BIASED: tl.constexpr, DROPOUT: tl.constexpr, STAGES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """A row at a time, while the next STAGES - 1 are on their way to shared memory."""
+    tl.extra.cuda.gdc_launch_dependents()  # the sum over programs is at hand when they end
     at = tl.arange(0, BLOCK)
     mask = at < columns
     weight = tl.load(weight_ptr + at, mask=mask, other=0.0).to(tl.float32)

@@ -79,6 +79,8 @@ def _backward_kernel(
     GATED: tl.constexpr, WEIGHTED: tl.constexpr, DWEIGHT: tl.constexpr, STAGES: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    if DWEIGHT:
+        tl.extra.cuda.gdc_launch_dependents()  # the sum over programs is at hand when they end
     at = tl.arange(0, BLOCK)[None, :]
     if WEIGHTED:
         weight = tl.load(weight_ptr + at, mask=at < columns, other=0.0).to(tl.float32)
