@@ -294,3 +294,11 @@ def half_sums(
             right = tl.load(y + rn[:, None] * N + rn[None, :])
         acc = tl.dot(left, right, acc, out_dtype=tl.float16)
     tl.store(out + rm[:, None] * N + rn[None, :], acc)
+
+
+def reversed_rows(x, y, z, M: tl.constexpr, N: tl.constexpr):
+    """Sums from the last row up, and the transpose with its rows reversed."""
+    at = tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :]
+    value = tl.load(x + at)
+    tl.store(y + at, tl.flip(tl.cumsum(tl.flip(value, 0), 0), 0))
+    tl.store(z + at, tl.flip(tl.load(x + tl.trans(at)), 1))
