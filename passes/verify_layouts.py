@@ -125,6 +125,11 @@ def _scan(op: ir.Operation) -> str | None:
     return _uniform(op)
 
 
+def _gather(op: ir.Operation) -> str | None:
+    _, index, result = _layouts([*op.operands, *op.results])
+    return None if index == result else "indices and result differ in layout"
+
+
 def _dot(op: ir.Operation) -> str | None:
     a, b, c, result = _layouts([*op.operands, *op.results])
     if c != result:
@@ -174,6 +179,7 @@ LAWS: dict[str, Callable[[ir.Operation], str | None]] = {
     "mt.split": _split,
     "mt.reduce": _reduce,
     "mt.scan": _scan,
+    "mt.gather": _gather,
     "mt.dot": _dot,
     "mt.convert_layout": _convert,
     "scf.for": _for,

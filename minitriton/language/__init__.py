@@ -40,6 +40,7 @@ from minitriton.frontend.lang_descriptor import (
     store_tensor_descriptor,
 )
 from minitriton.frontend.lang_dot import dot
+from minitriton.frontend.lang_indexed import gather
 from minitriton.frontend.lang_math import (
     abs,
     add,
@@ -208,6 +209,7 @@ __all__ = [
     "fma",
     "full",
     "full_like",
+    "gather",
     "int1",
     "int8",
     "int16",

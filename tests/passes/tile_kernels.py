@@ -296,6 +296,13 @@ def half_sums(
     tl.store(out + rm[:, None] * N + rn[None, :], acc)
 
 
+def picked_rows(x, index, y, M: tl.constexpr, N: tl.constexpr):
+    """Rows in an order that a table gives, transposed."""
+    at = tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :]
+    places = tl.broadcast_to(tl.load(index + tl.arange(0, M))[:, None], (M, N))
+    tl.store(y + tl.trans(at), tl.trans(tl.gather(tl.load(x + at), places, 0)))
+
+
 def reversed_rows(x, y, z, M: tl.constexpr, N: tl.constexpr):
     """Sums from the last row up, and the transpose with its rows reversed."""
     at = tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :]
