@@ -1,15 +1,23 @@
-"""mt.gather: the source lies in shared memory in C order; threads read what their indices name."""
+"""Tiles as indices into shared memory.
+
+mt.gather: the source lies there in C order, threads read what their indices name. mt.histogram: the
+bins lie there, and each element adds one to its own; integers, so the order of additions is free.
+"""
 
 from __future__ import annotations
 
 from minitriton.codegen.lower import Lowering, integer_attribute
+from minitriton.codegen.memory import both
 from minitriton.codegen.shared_address import (
     from_storage,
+    load_plan,
     meet,
+    shared_word,
     storage_bytes,
     storage_type,
     store_plan,
 )
+from minitriton.ir.encoding import layout_of
 from minitriton.ir.mlir import ir
 from minitriton.ir.shared_access import shared_access_plan
 from minitriton.ir.shared_layouts import shared_plain
@@ -37,4 +45,26 @@ def lower_gather(lowering: Lowering, op: ir.Operation) -> None:
     lowering.set_registers(op.results[0], values)
 
 
-RULES = {"mt.gather": lower_gather}
+def lower_histogram(lowering: Lowering, op: ir.Operation) -> None:
+    value, mask = (lowering.tile(operand) for operand in op.operands)
+    bins, scratch = layout_of(op.results[0].type), lowering.scratch(op)
+    plan = shared_access_plan(shared_plain(bins.shape), bins, 32)
+    store_plan(lowering, plan, scratch, [lowering.int32(0)] * bins.num_registers)
+    meet(lowering)
+    layout, owner = value.layout, lowering.owns_elements(value.layout)
+    again = layout.free_bits("register")
+    for register in layout.registers:
+        if register & again:
+            continue
+        place = lowering.offset_pointer(scratch, value.registers[register], lowering.i32)
+        counted = both(lowering, mask.registers[register], owner)
+        lowering.asm(
+            "@$1 red.shared.add.u32 [$0], 1;",
+            "r,b,~{memory}", [], [shared_word(lowering, place), counted],
+        )  # fmt: skip
+    meet(lowering)
+    count = bins.num_registers
+    lowering.set_registers(op.results[0], load_plan(lowering, plan, scratch, lowering.i32, count))
+
+
+RULES = {"mt.gather": lower_gather, "mt.histogram": lower_histogram}

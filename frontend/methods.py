@@ -66,7 +66,7 @@ METHODS: dict[str, Callable[..., Any]] = {
             lang_reduce,
             "sum max min argmax argmin xor_sum reduce_or reduce associative_scan cumsum cumprod",
         ),
-        (lang_indexed, "gather"),
+        (lang_indexed, "gather histogram"),
         (lang_memory, "store"),
         (
             lang_atomic,

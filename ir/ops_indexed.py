@@ -42,5 +42,27 @@ class GatherOp(MT.Operation, name="gather"):
         )
 
 
-PURE = (GatherOp,)
+class HistogramOp(MT.Operation, name="histogram"):
+    """How often each of 0 .. size - 1 is in a tile of i32, where `mask`; there no other may be."""
+
+    value: Operand[Any]
+    mask: Operand[Any]
+    result: Result[Any]
+
+    @verifier
+    def verify_invariants(op: Any) -> bool:
+        value, mask = (v.type for v in op.operands)
+        result, i32 = op.results[0].type, ir.IntegerType.get_signless(32)
+        bits = ir.IntegerType.get_signless(1)
+        return check(
+            op,
+            (shape_of(value) is not None, f"{value} is no tile"),
+            (shape_of(mask) == shape_of(value), f"{mask} has not the shape of {value}"),
+            (element_of(value) == i32 and element_of(mask) == bits, f"{value}, {mask}: i32 and i1"),
+            (len(shape_of(result) or ()) == 1, f"{result} is no tile of rank 1"),
+            (element_of(result) == i32, f"{result} is not of i32"),
+        )
+
+
+PURE = (GatherOp, HistogramOp)
 OPS = PURE

@@ -68,6 +68,11 @@ def _gather(op: ir.Operation) -> Scratch | None:
     return Scratch(prod(source.shape) * element_bytes(source), True)
 
 
+def _histogram(op: ir.Operation) -> Scratch | None:
+    result = op.results[0].type
+    return Scratch(prod(result.shape) * element_bytes(result), True)
+
+
 def _atomic(op: ir.Operation) -> Scratch | None:
     """The old value reaches threads that repeat the element of another one through memory."""
     result = op.results[0]
@@ -86,6 +91,7 @@ _SCRATCH: dict[str, Callable[[ir.Operation], Scratch | None]] = {
     "mt.reduce": _reduce,
     "mt.scan": _scan,
     "mt.gather": _gather,
+    "mt.histogram": _histogram,
     "mt.atomic_rmw": _atomic,
     "mt.atomic_cas": _atomic,
 }

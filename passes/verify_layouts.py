@@ -130,6 +130,11 @@ def _gather(op: ir.Operation) -> str | None:
     return None if index == result else "indices and result differ in layout"
 
 
+def _histogram(op: ir.Operation) -> str | None:
+    value, mask, _ = _layouts([*op.operands, *op.results])
+    return None if value == mask else "values and mask differ in layout"
+
+
 def _dot(op: ir.Operation) -> str | None:
     a, b, c, result = _layouts([*op.operands, *op.results])
     if c != result:
@@ -180,6 +185,7 @@ LAWS: dict[str, Callable[[ir.Operation], str | None]] = {
     "mt.reduce": _reduce,
     "mt.scan": _scan,
     "mt.gather": _gather,
+    "mt.histogram": _histogram,
     "mt.dot": _dot,
     "mt.convert_layout": _convert,
     "scf.for": _for,

@@ -40,7 +40,7 @@ from minitriton.frontend.lang_descriptor import (
     store_tensor_descriptor,
 )
 from minitriton.frontend.lang_dot import dot
-from minitriton.frontend.lang_indexed import gather
+from minitriton.frontend.lang_indexed import gather, histogram
 from minitriton.frontend.lang_math import (
     abs,
     add,
@@ -210,6 +210,7 @@ __all__ = [
     "full",
     "full_like",
     "gather",
+    "histogram",
     "int1",
     "int8",
     "int16",

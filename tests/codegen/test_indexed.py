@@ -1,8 +1,9 @@
-"""mt.gather from and to random layouts, and what its verifier refuses."""
+"""mt.gather and mt.histogram of random layouts, and what their verifiers refuse."""
 
 import numpy as np
 import pytest
 
+from minitriton.codegen.emit import attribute
 from minitriton.ir.builder import i32_attr
 from minitriton.ir.encoding import tile_type
 from minitriton.ir.layouts import default_blocked
@@ -47,3 +48,35 @@ def test_gather_verifies_its_types(problem):
     with pytest.raises(ir.MLIRError, match=problem):
         made = kernel.builder.op("mt.gather", type_, operands, {"axis": i32_attr(axis)})
         made.owner.verify()
+
+
+@pytest.mark.parametrize("seed", range(3))
+@with_context
+def test_histogram(seed):
+    """Elements that several threads hold, as 64 of 2 warps with 4 a thread, count once."""
+    rng = np.random.default_rng(seed)
+    warps, size, bins = [1, 2, 4][seed], [512, 64, 32][seed], [8, 256, 32][seed]
+    source = random_blocked(rng, (size,), warps)
+    target = random_blocked(rng, (bins,), warps)
+    kernel = TileKernel(["i32", "i32", "i32"], warps)
+    b, i32 = kernel.builder, ir.IntegerType.get_signless(32)
+    value, limit = kernel.load(0, source), kernel.load(1, source)
+    mask_type = tile_type(ir.IntegerType.get_signless(1), source)
+    mask = b.op("arith.cmpi", mask_type, (value, limit), {"predicate": attribute("2 : i64")})
+    attributes = {"mt.offset": i32_attr(0)}
+    kernel.store(2, b.op("mt.histogram", tile_type(i32, target), (value, mask), attributes))
+    x = rng.integers(0, bins, size).astype(np.int32)
+    most = rng.integers(0, bins, size).astype(np.int32)
+    out = np.full(bins, -1, np.int32)
+    run(kernel.ptx(), [x, most, out], warps, shared_bytes=out.nbytes)
+    np.testing.assert_array_equal(out, np.bincount(x[x < most], minlength=bins))
+
+
+@with_context
+def test_histogram_verifies_its_types():
+    kernel = TileKernel(["i32"], 1)
+    layout = default_blocked((32,), 1)
+    value = kernel.load(0, layout)
+    type_ = tile_type(ir.IntegerType.get_signless(32), default_blocked((16,), 1))
+    with pytest.raises(ir.MLIRError, match="i32 and i1"):
+        kernel.builder.op("mt.histogram", type_, (value, value)).owner.verify()
