@@ -154,6 +154,14 @@ class TooManyIndices(Mistake):
     title = "{count} indices for a tile of rank {rank}"
 
 
+class NotSorted(Mistake):
+    function: str
+    what: str
+    expected: str
+    value: object
+    title = "{function}: {what} must be {expected}, not {value}"
+
+
 class IndexShape(Mistake):
     index: str
     source: str

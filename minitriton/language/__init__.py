@@ -111,6 +111,7 @@ from minitriton.frontend.lang_shape import (
     unsqueeze,
     view,
 )
+from minitriton.frontend.lang_sort import sort, topk
 from minitriton.frontend.ranges import range, static_range
 from minitriton.frontend.source import constexpr_function
 from minitriton.frontend.values import PropagateNan, constexpr
@@ -257,6 +258,7 @@ __all__ = [
     "sigmoid",
     "sin",
     "softmax",
+    "sort",
     "split",
     "sqrt",
     "sqrt_rn",
@@ -273,6 +275,7 @@ __all__ = [
     "tensor",
     "tensor_descriptor",
     "to_tensor",
+    "topk",
     "trans",
     "uint8",
     "uint16",
