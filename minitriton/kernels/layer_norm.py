@@ -21,7 +21,14 @@ from minitriton.kernels.dropout import check_seed, dropout_reference, kept
 from minitriton.kernels.gemm import DEEP_SUM, sum_partials, sum_parts
 from minitriton.kernels.operator import operator
 from minitriton.kernels.philox import threshold_of
-from minitriton.kernels.rows import LAYER_NORM_TILES, norm_tile, row_programs, row_tile, rows_of
+from minitriton.kernels.rows import (
+    ADD_LAYER_NORM_TILES,
+    LAYER_NORM_TILES,
+    norm_tile,
+    row_programs,
+    row_tile,
+    rows_of,
+)
 
 MAX_COLUMNS = 8192
 
@@ -64,40 +71,50 @@ def _forward_kernel(
 
 
 @triton.jit
+def _total(x_row, branch_row, at, columns, HINT: tl.constexpr):
+    """A block of a row of x + branch in fp32, rounded as it is stored."""
+    x = tl.load(x_row + at, mask=at < columns, other=0.0, eviction_policy=HINT)
+    if branch_row is not None:
+        branch = tl.load(branch_row + at, mask=at < columns, other=0.0, eviction_policy=HINT)
+        x = (x.to(tl.float32) + branch.to(tl.float32)).to(x.dtype)
+    return x.to(tl.float32)
+
+
+@triton.jit
 def _reread_kernel(
-    x_ptr, weight_ptr, bias_ptr, out_ptr, stats_ptr, x_stride, rows, columns, eps,
-    STEPS: tl.constexpr, BLOCK: tl.constexpr,
+    x_ptr, branch_ptr, weight_ptr, bias_ptr, total_ptr, out_ptr, stats_ptr, x_stride,
+    branch_stride, rows, columns, eps, STEPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """`layer_norm` alone, a row a program in STEPS blocks, which are read again for the result."""
+    """A row a program, without dropout: in STEPS blocks, which are read again for the result."""
     keep: tl.constexpr = "evict_last"  # what will be read again
-    row = tl.program_id(0)
-    x_row = x_ptr + row.to(tl.int64) * x_stride
+    row = tl.program_id(0).to(tl.int64)
+    x_row, branch_row = x_ptr + row * x_stride, branch_ptr
+    if branch_ptr is not None:
+        branch_row = branch_ptr + row * branch_stride
     total = tl.zeros([BLOCK], tl.float32)
     for step in tl.static_range(STEPS):
-        at = step * BLOCK + tl.arange(0, BLOCK)
-        x = tl.load(x_row + at, mask=at < columns, other=0.0, eviction_policy=keep)
-        total += x.to(tl.float32)
+        total += _total(x_row, branch_row, step * BLOCK + tl.arange(0, BLOCK), columns, keep)
     mean = tl.sum(total, 0) / columns
     square = tl.zeros([BLOCK], tl.float32)
     # one block is still in registers: the compiler merges reads that have the same hint
     again: tl.constexpr = keep if STEPS == 1 else ""
     for step in tl.static_range(STEPS):
         at = step * BLOCK + tl.arange(0, BLOCK)
-        x = tl.load(x_row + at, mask=at < columns, other=0.0, eviction_policy=again)
-        centred = tl.where(at < columns, x.to(tl.float32) - mean, 0.0)
+        x = _total(x_row, branch_row, at, columns, again)
+        centred = tl.where(at < columns, x - mean, 0.0)
         square += centred * centred
     r = tl.rsqrt(tl.sum(square, 0) / columns + eps)
     for step in tl.static_range(STEPS):
         at = step * BLOCK + tl.arange(0, BLOCK)
-        x = tl.load(x_row + at, mask=at < columns, other=0.0, eviction_policy="evict_first")
-        out = (x.to(tl.float32) - mean) * r
-        weight = tl.load(weight_ptr + at, mask=at < columns, other=0.0, eviction_policy=keep)
-        out *= weight.to(tl.float32)
+        mask = at < columns
+        x = _total(x_row, branch_row, at, columns, "evict_first")
+        weight = tl.load(weight_ptr + at, mask=mask, other=0.0, eviction_policy=keep)
+        out = (x - mean) * r * weight.to(tl.float32)
         if bias_ptr is not None:
-            bias = tl.load(bias_ptr + at, mask=at < columns, other=0.0, eviction_policy=keep)
-            out += bias.to(tl.float32)
-        to = out_ptr + row.to(tl.int64) * columns + at
-        tl.store(to, out.to(out_ptr.dtype.element_ty), mask=at < columns)
+            out += tl.load(bias_ptr + at, mask=mask, other=0.0, eviction_policy=keep).to(tl.float32)
+        if total_ptr is not None:
+            tl.store(total_ptr + row * columns + at, x.to(total_ptr.dtype.element_ty), mask=mask)
+        tl.store(out_ptr + row * columns + at, out.to(out_ptr.dtype.element_ty), mask=mask)
     tl.store(stats_ptr + row, mean)
     tl.store(stats_ptr + rows + row, r)
 
@@ -263,11 +280,13 @@ def _op(
         return total, out, stats
     m = rows_of(x)
     b = None if branch is None else rows_of(branch)
-    tile = norm_tile(m.shape[1], x.dtype, {} if keep_total else LAYER_NORM_TILES)
+    tiles = ADD_LAYER_NORM_TILES if keep_total else LAYER_NORM_TILES
+    tile = norm_tile(m.shape[1], x.dtype, {} if dropout > 0 else tiles)
     bias = None if bias is None else bias.contiguous()
     if tile.reread:
         _reread_kernel[(m.shape[0],)](
-            m, weight.contiguous(), bias, out, stats, m.stride(0), *m.shape, eps,
+            m, b, weight.contiguous(), bias, total if keep_total else None, out, stats,
+            m.stride(0), 0 if b is None else b.stride(0), *m.shape, eps,
             STEPS=tile.steps(m.shape[1]), BLOCK=tile.block, num_warps=tile.warps,
         )  # fmt: skip
         return total, out, stats

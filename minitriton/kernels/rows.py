@@ -47,6 +47,7 @@ class NormTile:
 
 # by the power of two that a row of bf16 or fp16 fits in; rows that are not listed take `row_tile`
 RMS_NORM_TILES = {8192: NormTile(1, 8192, 16, reread=True)}
+ADD_LAYER_NORM_TILES: dict[int, NormTile] = {}
 LAYER_NORM_TILES = {4096: NormTile(1, 4096, 4), 8192: NormTile(1, 8192, 16, reread=True)}
 
 

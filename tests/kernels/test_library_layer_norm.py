@@ -11,7 +11,7 @@ from minitriton.kernels.layer_norm import (
     layer_norm,
     layer_norm_reference,
 )
-from minitriton.kernels.rows import LAYER_NORM_TILES, NormTile
+from minitriton.kernels.rows import ADD_LAYER_NORM_TILES, LAYER_NORM_TILES, NormTile
 
 BOUNDS = {torch.float32: 2e-6, torch.bfloat16: 5e-3, torch.float16: 1e-3}
 
@@ -77,6 +77,20 @@ def test_tiles(device, tile, monkeypatch):
             expected.backward(grad.double())
             close(tensors, exact, 4 * BOUNDS[x.dtype])
             x.grad = weight.grad = None
+
+
+@pytest.mark.parametrize("tile", [NormTile(1, 512, 4, True), NormTile(1, 128, 1, True)], ids=str)
+@pytest.mark.parametrize("branch_dtype", [torch.bfloat16, torch.float32, None], ids=str)
+def test_tiles_of_sums(device, tile, branch_dtype, monkeypatch):
+    """Sums that are made again for the result, bit by bit as those that are kept."""
+    x, weight, bias = inputs(device, torch.bfloat16, (3, 400))
+    branch = None if branch_dtype is None else torch.randn(3, 400, device=device).to(branch_dtype)
+    held = add_layer_norm(x, branch, weight, bias)
+    monkeypatch.setitem(ADD_LAYER_NORM_TILES, 512, tile)
+    total, out = add_layer_norm(x, branch, weight, bias)
+    assert torch.equal(total, held[0]) and relative(out, held[1].double()) < 5e-3
+    exact = layer_norm_reference(total.double(), weight.double(), bias.double())
+    assert relative(out, exact) < BOUNDS[torch.bfloat16]
 
 
 @pytest.mark.parametrize("probability", [0.0, 0.2])
