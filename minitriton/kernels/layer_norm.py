@@ -37,8 +37,10 @@ MAX_COLUMNS = 8192
 def _forward_kernel(
     x_ptr, branch_ptr, weight_ptr, bias_ptr, total_ptr, out_ptr, stats_ptr, seed_ptr, x_stride,
     branch_stride, rows, columns, eps, threshold: tl.uint32, scale,
-    DROPOUT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    DROPOUT: tl.constexpr, FULL: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    if FULL:  # no masks
+        columns = BLOCK
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     at = tl.arange(0, BLOCK)[None, :]
     mask = (row[:, None] < rows) & (at < columns)
@@ -83,9 +85,12 @@ def _total(x_row, branch_row, at, columns, HINT: tl.constexpr):
 @triton.jit
 def _reread_kernel(
     x_ptr, branch_ptr, weight_ptr, bias_ptr, total_ptr, out_ptr, stats_ptr, x_stride,
-    branch_stride, rows, columns, eps, STEPS: tl.constexpr, BLOCK: tl.constexpr,
+    branch_stride, rows, columns, eps, FULL: tl.constexpr, STEPS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """A row a program, without dropout: in STEPS blocks, which are read again for the result."""
+    if FULL:  # no masks
+        columns = STEPS * BLOCK
     keep: tl.constexpr = "evict_last"  # what will be read again
     row = tl.program_id(0).to(tl.int64)
     x_row, branch_row = x_ptr + row * x_stride, branch_ptr
@@ -287,14 +292,15 @@ def _op(
         _reread_kernel[(m.shape[0],)](
             m, b, weight.contiguous(), bias, total if keep_total else None, out, stats,
             m.stride(0), 0 if b is None else b.stride(0), *m.shape, eps,
-            STEPS=tile.steps(m.shape[1]), BLOCK=tile.block, num_warps=tile.warps,
+            FULL=tile.fits(m.shape[1]), STEPS=tile.steps(m.shape[1]), BLOCK=tile.block,
+            num_warps=tile.warps,
         )  # fmt: skip
         return total, out, stats
     _forward_kernel[(triton.cdiv(m.shape[0], tile.rows),)](
         m, b, weight.contiguous(), bias, total if keep_total else None, out, stats, seed,
         m.stride(0), 0 if b is None else b.stride(0), *m.shape, eps, threshold_of(dropout),
-        1 / (1 - dropout), DROPOUT=dropout > 0, ROWS=tile.rows, BLOCK=tile.block,
-        num_warps=tile.warps,
+        1 / (1 - dropout), DROPOUT=dropout > 0, FULL=tile.fits(m.shape[1]), ROWS=tile.rows,
+        BLOCK=tile.block, num_warps=tile.warps,
     )  # fmt: skip
     return total, out, stats
 

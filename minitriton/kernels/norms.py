@@ -39,10 +39,12 @@ def _start(row, inner, outer_stride, stride):
 def _forward_kernel(
     x_ptr, gate_ptr, weight_ptr, out_ptr, x_outer, x_stride, gate_outer, gate_stride, inner, rows,
     columns, eps,
-    GATED: tl.constexpr, WEIGHTED: tl.constexpr, REREAD: tl.constexpr, STEPS: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    GATED: tl.constexpr, WEIGHTED: tl.constexpr, REREAD: tl.constexpr, FULL: tl.constexpr,
+    STEPS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Two reads of a row where REREAD, in STEPS blocks; else one of a row of one block."""
+    if FULL:  # no masks along rows
+        columns = STEPS * BLOCK
     keep: tl.constexpr = "evict_last" if REREAD else ""  # what will be read again
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     x_row = x_ptr + _start(row, inner, x_outer, x_stride)
@@ -206,8 +208,8 @@ def _forward(
     _forward_kernel[(triton.cdiv(rows, tile.rows),)](
         m.tensor, g.tensor, x if weight is None else weight.contiguous(), out, m.outer_stride,
         m.stride, g.outer_stride, g.stride, inner, rows, columns, eps, GATED=gate is not None,
-        WEIGHTED=weight is not None, REREAD=tile.reread, STEPS=tile.steps(columns),
-        ROWS=tile.rows, BLOCK=tile.block, num_warps=tile.warps,
+        WEIGHTED=weight is not None, REREAD=tile.reread, FULL=tile.fits(columns),
+        STEPS=tile.steps(columns), ROWS=tile.rows, BLOCK=tile.block, num_warps=tile.warps,
     )  # fmt: skip
     return out
 

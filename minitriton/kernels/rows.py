@@ -44,6 +44,10 @@ class NormTile:
         """Blocks of a row; Requires: 1 unless `reread`."""
         return triton.cdiv(columns, self.block)
 
+    def fits(self, columns: int) -> bool:
+        """Whether the blocks of a row are full."""
+        return columns % self.block == 0
+
 
 # by the power of two that a row of bf16 or fp16 fits in; rows that are not listed take `row_tile`
 RMS_NORM_TILES = {8192: NormTile(1, 8192, 16, reread=True)}
