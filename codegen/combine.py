@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from minitriton.codegen.lower import Lowering
 from minitriton.codegen.shared_address import (
@@ -67,9 +67,10 @@ def exchange(
     scratch: ir.Value,
     partials: Sequence[Operands],
     readers: int = 1,
-) -> list[list[Operands]]:
+) -> Iterator[list[Operands]]:
     """Per line (register of the result) the operands of every warp along the axis, in order; of
-    those, the part that is this lane's among `readers` lanes in a row."""
+    those, the part that is this lane's among `readers` lanes in a row. A line is read when it is
+    asked for."""
     own_warp = [a ^ b for a, b in zip(plan.warp_bases, plan.position_bases, strict=True)]
     elements = [value.type for value in partials[0]]
     sizes = [storage_bytes(element) for element in elements]
@@ -87,15 +88,16 @@ def exchange(
     count = plan.count // readers
     parts = [count << bit for bit in range(log2_exact(readers))]
     lane_bases = (*parts, *plan.lane_bases[len(parts) :])  # all of these are 0 where lanes share
-    fetched: list[list[Operands]] = [[[] for _ in range(count)] for _ in partials]
-    for region, element, size in zip(regions, elements, sizes, strict=True):
-        address = ThreadAddress(lowering, region, lane_bases, plan.warp_bases, size)
-        for line, offset in zip(fetched, plan.register_offsets, strict=True):
-            for operands, value in zip(
-                line, _read_line(lowering, address, offset, count, element), strict=True
-            ):
-                operands.append(value)
-    return fetched
+    addresses = [
+        ThreadAddress(lowering, region, lane_bases, plan.warp_bases, size)
+        for region, size in zip(regions, sizes, strict=True)
+    ]
+    for offset in plan.register_offsets:
+        columns = [
+            _read_line(lowering, address, offset, count, element)
+            for address, element in zip(addresses, elements, strict=True)
+        ]
+        yield [list(operands) for operands in zip(*columns, strict=True)]
 
 
 def _read_line(

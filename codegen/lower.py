@@ -32,8 +32,8 @@ REGISTERS = 1 << 16  # of an SM
 CONSUMER_BARRIER = 1  # its number; 0 is that of all warps
 FAMILIES = (
     "elementwise", "math", "casts", "memory", "atomics", "program", "debug", "control_flow",
-    "shape", "shared", "convert", "reduce", "scan", "dot", "async_copy", "warpgroup", "tma",
-    "warp_split", "cluster",
+    "shape", "shared", "convert", "reduce", "scan", "indexed", "dot", "async_copy", "warpgroup",
+    "tma", "warp_split", "cluster",
 )  # fmt: skip
 Rule = Callable[["Lowering", ir.Operation], None]
 Lowered: TypeAlias = Tile | ir.Value

@@ -47,7 +47,8 @@ def lower_reduce(lowering: Lowering, op: ir.Operation) -> None:
     else:
         partials = _fold_lanes(lowering, partials, plan.lane_masks, combine)
     if plan.cross_warp is not None:
-        lines = exchange(lowering, plan.cross_warp, lowering.scratch(op), partials, plan.readers)
+        scratch = lowering.scratch(op)
+        lines = list(exchange(lowering, plan.cross_warp, scratch, partials, plan.readers))
         partials = [fold(line, combine) for line in lines]
         partials = _fold_lanes(lowering, partials, plan.reader_masks, combine)
     for index, result in enumerate(op.results):

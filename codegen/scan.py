@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Iterator
 
 from minitriton.codegen.combine import (
     Combine,
@@ -66,10 +67,7 @@ def _prefixes(
             totals = [combine(a, b) for a, b in zip(front, back, strict=True)]
     if plan.cross_warp is not None:
         lines = exchange(lowering, plan.cross_warp, lowering.scratch(op), totals)
-        prefixes = _across_warps(lowering, plan, combine, prefixes, lines)
-        if plan.chains:
-            order = -1 if plan.reverse else 1
-            totals = [functools.reduce(combine, line[::order]) for line in lines]
+        prefixes, totals = _across_warps(lowering, plan, combine, prefixes, lines)
     if plan.chains:
         assert prefixes is not None
         _carry(lowering, plan, combine, prefixes, totals)
@@ -118,30 +116,35 @@ def _across_warps(
     plan: ScanPlan,
     combine: Combine,
     prefixes: list[Operands] | None,
-    lines: list[list[Operands]],
-) -> list[Operands]:
-    """Puts the totals of the warps before this one in front, nearest first."""
+    lines: Iterator[list[Operands]],
+) -> tuple[list[Operands], list[Operands]]:
+    """Puts the totals of the warps before this one in front of the prefixes, nearest first; and
+    the totals over all warps, which chains need. Line by line: many would not fit in registers."""
     assert plan.cross_warp is not None
-    place = _warp_place(lowering, plan)
-    count = plan.cross_warp.count
+    place, count = _warp_place(lowering, plan), plan.cross_warp.count
     order = range(1, count) if plan.reverse else range(count - 2, -1, -1)
     lanes = sum(step.mask for step in plan.lane_steps)
     has = _lanes_before(lowering, lanes, plan.reverse) if lanes else None
+    steps = []
     for warp in order:
         applies = lowering.compare("ult" if plan.reverse else "ugt", place, warp)
-        totals = [line[warp] for line in lines]
-        if prefixes is None:
-            prefixes = totals
-        else:
-            joined = []
-            for prefix, total in zip(prefixes, totals, strict=True):
-                both = combine(total, prefix)
-                value = both if has is None else _choose(lowering, has, both, total)
-                joined.append(_choose(lowering, applies, value, prefix))
-            prefixes = joined
+        steps.append((warp, applies, has))
         has = applies if has is None else lowering.or_(has, applies)
-    assert prefixes is not None
-    return prefixes
+    extended, totals = [], []
+    for index, line in enumerate(lines):
+        prefix = prefixes[index] if prefixes is not None else None
+        for warp, applies, known in steps:
+            if prefix is None:
+                prefix = line[warp]
+                continue
+            both = combine(line[warp], prefix)
+            value = both if known is None else _choose(lowering, known, both, line[warp])
+            prefix = _choose(lowering, applies, value, prefix)
+        assert prefix is not None
+        extended.append(prefix)
+        if plan.chains:
+            totals.append(functools.reduce(combine, line[:: -1 if plan.reverse else 1]))
+    return extended, totals
 
 
 def _is_behind(lowering: Lowering, step: LaneStep, reverse: bool) -> ir.Value:

@@ -154,6 +154,23 @@ class TooManyIndices(Mistake):
     title = "{count} indices for a tile of rank {rank}"
 
 
+class NotSorted(Mistake):
+    function: str
+    what: str
+    expected: str
+    value: object
+    title = "{function}: {what} must be {expected}, not {value}"
+
+
+class IndexShape(Mistake):
+    index: str
+    source: str
+    dim: int
+    axis: int
+    title = "tl.gather along axis {axis}: {index} and {source} differ in dimension {dim}"
+    help = "only dimension {axis} of the indices may have another size"
+
+
 class WrongDtype(Mistake):
     function: str
     dtype: str

@@ -13,6 +13,7 @@ from minitriton.frontend import (
     lang_atomic,
     lang_create,
     lang_descriptor,
+    lang_indexed,
     lang_math,
     lang_memory,
     lang_reduce,
@@ -65,6 +66,7 @@ METHODS: dict[str, Callable[..., Any]] = {
             lang_reduce,
             "sum max min argmax argmin xor_sum reduce_or reduce associative_scan cumsum cumprod",
         ),
+        (lang_indexed, "gather histogram"),
         (lang_memory, "store"),
         (
             lang_atomic,

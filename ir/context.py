@@ -13,11 +13,11 @@ import types
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from minitriton.ir import ops_compute, ops_memory, ops_program, ops_shape
+from minitriton.ir import ops_compute, ops_indexed, ops_memory, ops_program, ops_shape
 from minitriton.ir.dialect import MT, NoEffects
 from minitriton.ir.mlir import dialect_search_prefix, ir
 
-FAMILIES = (ops_program, ops_shape, ops_compute, ops_memory)
+FAMILIES = (ops_program, ops_shape, ops_compute, ops_indexed, ops_memory)
 # Re-entrant: a kernel that is compiled while another is being built (constexpr_function) nests.
 _compile_lock = threading.RLock()
 

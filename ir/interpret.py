@@ -396,6 +396,9 @@ RULES: dict[str, Rule] = {
     "mt.warpgroup_dot": _dot, "mt.warpgroup_result": _same,
     "mt.narrow": _narrow,
     "mt.flip_blocks": _flip_blocks,
+    "mt.histogram": lambda p, op, v: [
+        np.bincount(v[0][v[1]], minlength=op.results[0].type.shape[0]).astype(np.int32)],
+    "mt.gather": lambda p, op, v: [np.take_along_axis(v[0], v[1], _integer(op, "axis"))],
     "mt.cat": lambda p, op, v: [np.concatenate(v, _integer(op, "axis"))],
     "arith.cmpi": lambda p, op, v: [meaning.compare_int(_predicate(op), *v)],
     "arith.cmpf": lambda p, op, v: [meaning.compare_float(_predicate(op), *v)],

@@ -28,6 +28,11 @@ def shared_swizzled(
     return LinearLayout.shared(shape, vectors)
 
 
+def shared_plain(shape: Sequence[int]) -> LinearLayout:
+    """C order."""
+    return shared_swizzled(shape, range(len(shape))[::-1], 1, 1, 1)
+
+
 def shared_for_mma_operand(
     shape: Sequence[int],
     order: Sequence[int],

@@ -246,6 +246,17 @@ class _Emitter:
         operands = [self.tile(v, layout) for v in op.operands]
         self._create(op, [self.own_type(op.results[0])], operands)
 
+    def _gather(self, op: ir.Operation) -> None:
+        source, index = op.operands
+        layout = self.choice.layout(op.results[0])
+        operands = [self.scalar_or(source, None), self.scalar_or(index, layout)]
+        self._create(op, [self.own_type(op.results[0])], operands)
+
+    def _histogram(self, op: ir.Operation) -> None:
+        layout = self.choice.operand_layout(op)
+        operands = [self.scalar_or(v, layout) for v in op.operands]
+        self._create(op, [self.own_type(op.results[0])], operands)
+
     # Control flow
 
     def _carried(self, values: list[Value], like: list[Value]) -> list[Value]:
@@ -317,6 +328,8 @@ RULES: dict[str, Callable[[_Emitter, ir.Operation], None]] = {
     "mt.join": _Emitter._join,
     "mt.cat": _Emitter._join,
     "mt.flip_blocks": _Emitter._join,
+    "mt.gather": _Emitter._gather,
+    "mt.histogram": _Emitter._histogram,
     "mt.print": _Emitter._print,
     "scf.for": _Emitter._for,
     "scf.while": _Emitter._while,

@@ -136,6 +136,16 @@ class LayoutChoice:
         for value in op.results:
             self.place(value, layout, best.priority if best else ACCESS)
 
+    def _gather(self, op: ir.Operation) -> None:
+        """The result lies where its indices do."""
+        best = self._best(list(op.operands)[1:])
+        layout = best.layout if best else self.access.default(tuple(op.results[0].type.shape))
+        self.place(op.results[0], layout, best.priority if best else ACCESS)
+
+    def _histogram(self, op: ir.Operation) -> None:
+        layout = self.access.default(tuple(op.results[0].type.shape))
+        self.place(op.results[0], layout, ACCESS)
+
     def _image(self, op: ir.Operation) -> None:
         """trans and reshape of a placed tile keep its registers; else they stay unplaced."""
         source = self.placed.get(op.operands[0])
@@ -312,6 +322,8 @@ RULES: dict[str, Callable[[LayoutChoice, ir.Operation], None]] = {
     "mt.join": LayoutChoice._join,
     "mt.cat": LayoutChoice._join,
     "mt.flip_blocks": LayoutChoice._scan,
+    "mt.gather": LayoutChoice._gather,
+    "mt.histogram": LayoutChoice._histogram,
     "mt.split": LayoutChoice._split,
     "scf.for": LayoutChoice._for,
     "scf.if": LayoutChoice._if,

@@ -31,7 +31,8 @@ DIVISIONS = frozenset(f"arith.{name}" for name in ("divsi", "divui", "remsi", "r
 _PURE_MT = frozenset(
     f"mt.{name}"
     for name in ("program_id", "num_programs", "cta_id", "cta_count", "group_id", "group_count",
-                 "make_range", "splat", "dot", "reduce", "scan", "convert_layout")
+                 "make_range", "splat", "dot", "reduce", "scan", "gather", "histogram",
+                 "convert_layout")
 ) | _ELEMENTWISE_MT | SHAPE_OPS  # fmt: skip
 
 

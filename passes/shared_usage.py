@@ -63,6 +63,16 @@ def _scan(op: ir.Operation) -> Scratch | None:
     return Scratch(plan.scratch_bytes, True) if plan.scratch_bytes else None
 
 
+def _gather(op: ir.Operation) -> Scratch | None:
+    source = op.operands[0].type
+    return Scratch(prod(source.shape) * element_bytes(source), True)
+
+
+def _histogram(op: ir.Operation) -> Scratch | None:
+    result = op.results[0].type
+    return Scratch(prod(result.shape) * element_bytes(result), True)
+
+
 def _atomic(op: ir.Operation) -> Scratch | None:
     """The old value reaches threads that repeat the element of another one through memory."""
     result = op.results[0]
@@ -80,6 +90,8 @@ _SCRATCH: dict[str, Callable[[ir.Operation], Scratch | None]] = {
     "mt.convert_layout": _convert,
     "mt.reduce": _reduce,
     "mt.scan": _scan,
+    "mt.gather": _gather,
+    "mt.histogram": _histogram,
     "mt.atomic_rmw": _atomic,
     "mt.atomic_cas": _atomic,
 }

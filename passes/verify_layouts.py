@@ -125,6 +125,16 @@ def _scan(op: ir.Operation) -> str | None:
     return _uniform(op)
 
 
+def _gather(op: ir.Operation) -> str | None:
+    _, index, result = _layouts([*op.operands, *op.results])
+    return None if index == result else "indices and result differ in layout"
+
+
+def _histogram(op: ir.Operation) -> str | None:
+    value, mask, _ = _layouts([*op.operands, *op.results])
+    return None if value == mask else "values and mask differ in layout"
+
+
 def _dot(op: ir.Operation) -> str | None:
     a, b, c, result = _layouts([*op.operands, *op.results])
     if c != result:
@@ -174,6 +184,8 @@ LAWS: dict[str, Callable[[ir.Operation], str | None]] = {
     "mt.split": _split,
     "mt.reduce": _reduce,
     "mt.scan": _scan,
+    "mt.gather": _gather,
+    "mt.histogram": _histogram,
     "mt.dot": _dot,
     "mt.convert_layout": _convert,
     "scf.for": _for,

@@ -21,7 +21,14 @@ from minitriton.kernels.dropout import check_seed, dropout_reference, kept
 from minitriton.kernels.gemm import DEEP_SUM, sum_partials, sum_parts
 from minitriton.kernels.operator import operator
 from minitriton.kernels.philox import threshold_of
-from minitriton.kernels.rows import row_programs, row_tile, rows_of
+from minitriton.kernels.rows import (
+    ADD_LAYER_NORM_TILES,
+    LAYER_NORM_TILES,
+    norm_tile,
+    row_programs,
+    row_tile,
+    rows_of,
+)
 
 MAX_COLUMNS = 8192
 
@@ -30,8 +37,10 @@ MAX_COLUMNS = 8192
 def _forward_kernel(
     x_ptr, branch_ptr, weight_ptr, bias_ptr, total_ptr, out_ptr, stats_ptr, seed_ptr, x_stride,
     branch_stride, rows, columns, eps, threshold: tl.uint32, scale,
-    DROPOUT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    DROPOUT: tl.constexpr, FULL: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    if FULL:  # no masks
+        columns = BLOCK
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     at = tl.arange(0, BLOCK)[None, :]
     mask = (row[:, None] < rows) & (at < columns)
@@ -64,12 +73,65 @@ def _forward_kernel(
 
 
 @triton.jit
+def _total(x_row, branch_row, at, columns, HINT: tl.constexpr):
+    """A block of a row of x + branch in fp32, rounded as it is stored."""
+    x = tl.load(x_row + at, mask=at < columns, other=0.0, eviction_policy=HINT)
+    if branch_row is not None:
+        branch = tl.load(branch_row + at, mask=at < columns, other=0.0, eviction_policy=HINT)
+        x = (x.to(tl.float32) + branch.to(tl.float32)).to(x.dtype)
+    return x.to(tl.float32)
+
+
+@triton.jit
+def _reread_kernel(
+    x_ptr, branch_ptr, weight_ptr, bias_ptr, total_ptr, out_ptr, stats_ptr, x_stride,
+    branch_stride, rows, columns, eps, FULL: tl.constexpr, STEPS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A row a program, without dropout: in STEPS blocks, which are read again for the result."""
+    if FULL:  # no masks
+        columns = STEPS * BLOCK
+    keep: tl.constexpr = "evict_last"  # what will be read again
+    row = tl.program_id(0).to(tl.int64)
+    x_row, branch_row = x_ptr + row * x_stride, branch_ptr
+    if branch_ptr is not None:
+        branch_row = branch_ptr + row * branch_stride
+    total = tl.zeros([BLOCK], tl.float32)
+    for step in tl.static_range(STEPS):
+        total += _total(x_row, branch_row, step * BLOCK + tl.arange(0, BLOCK), columns, keep)
+    mean = tl.sum(total, 0) / columns
+    square = tl.zeros([BLOCK], tl.float32)
+    # one block is still in registers: the compiler merges reads that have the same hint
+    again: tl.constexpr = keep if STEPS == 1 else ""
+    for step in tl.static_range(STEPS):
+        at = step * BLOCK + tl.arange(0, BLOCK)
+        x = _total(x_row, branch_row, at, columns, again)
+        centred = tl.where(at < columns, x - mean, 0.0)
+        square += centred * centred
+    r = tl.rsqrt(tl.sum(square, 0) / columns + eps)
+    for step in tl.static_range(STEPS):
+        at = step * BLOCK + tl.arange(0, BLOCK)
+        mask = at < columns
+        x = _total(x_row, branch_row, at, columns, "evict_first")
+        weight = tl.load(weight_ptr + at, mask=mask, other=0.0, eviction_policy=keep)
+        out = (x - mean) * r * weight.to(tl.float32)
+        if bias_ptr is not None:
+            out += tl.load(bias_ptr + at, mask=mask, other=0.0, eviction_policy=keep).to(tl.float32)
+        if total_ptr is not None:
+            tl.store(total_ptr + row * columns + at, x.to(total_ptr.dtype.element_ty), mask=mask)
+        tl.store(out_ptr + row * columns + at, out.to(out_ptr.dtype.element_ty), mask=mask)
+    tl.store(stats_ptr + row, mean)
+    tl.store(stats_ptr + rows + row, r)
+
+
+@triton.jit
 def _backward_kernel(
     dout_ptr, dtotal_ptr, total_ptr, weight_ptr, stats_ptr, seed_ptr, dx_ptr, dbranch_ptr,
     partial_ptr, dout_stride, dtotal_stride, total_stride, rows, columns, threshold: tl.uint32,
     scale, BIASED: tl.constexpr, DROPOUT: tl.constexpr, STAGES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """A row at a time, while the next STAGES - 1 are on their way to shared memory."""
+    tl.extra.cuda.gdc_launch_dependents()  # the sum over programs is at hand when they end
     at = tl.arange(0, BLOCK)
     mask = at < columns
     weight = tl.load(weight_ptr + at, mask=mask, other=0.0).to(tl.float32)
@@ -223,14 +285,22 @@ def _op(
         return total, out, stats
     m = rows_of(x)
     b = None if branch is None else rows_of(branch)
-    rows, block, warps = row_tile(m.shape[1])
-    if b is None and x.element_size() == 2:  # few registers: twice as many elements a thread
-        warps = max(4, warps // 2)
-    _forward_kernel[(triton.cdiv(m.shape[0], rows),)](
-        m, b, weight.contiguous(), None if bias is None else bias.contiguous(),
-        total if keep_total else None, out, stats,
-        seed, m.stride(0), 0 if b is None else b.stride(0), *m.shape, eps, threshold_of(dropout),
-        1 / (1 - dropout), DROPOUT=dropout > 0, ROWS=rows, BLOCK=block, num_warps=warps,
+    tiles = ADD_LAYER_NORM_TILES if keep_total else LAYER_NORM_TILES
+    tile = norm_tile(m.shape[1], x.dtype, {} if dropout > 0 else tiles)
+    bias = None if bias is None else bias.contiguous()
+    if tile.reread:
+        _reread_kernel[(m.shape[0],)](
+            m, b, weight.contiguous(), bias, total if keep_total else None, out, stats,
+            m.stride(0), 0 if b is None else b.stride(0), *m.shape, eps,
+            FULL=tile.fits(m.shape[1]), STEPS=tile.steps(m.shape[1]), BLOCK=tile.block,
+            num_warps=tile.warps,
+        )  # fmt: skip
+        return total, out, stats
+    _forward_kernel[(triton.cdiv(m.shape[0], tile.rows),)](
+        m, b, weight.contiguous(), bias, total if keep_total else None, out, stats, seed,
+        m.stride(0), 0 if b is None else b.stride(0), *m.shape, eps, threshold_of(dropout),
+        1 / (1 - dropout), DROPOUT=dropout > 0, FULL=tile.fits(m.shape[1]), ROWS=tile.rows,
+        BLOCK=tile.block, num_warps=tile.warps,
     )  # fmt: skip
     return total, out, stats
 

@@ -22,7 +22,7 @@ from minitriton.kernels import checks
 from minitriton.kernels.checks import KernelArgumentError
 from minitriton.kernels.gemm import sum_partials
 from minitriton.kernels.operator import operator
-from minitriton.kernels.rows import row_programs, row_tile, rows_in_place
+from minitriton.kernels.rows import RMS_NORM_TILES, norm_tile, row_programs, row_tile, rows_in_place
 
 MAX_COLUMNS = 8192
 MAX_ROWS = 2**31 - 1024  # row numbers are int32
@@ -39,22 +39,39 @@ def _start(row, inner, outer_stride, stride):
 def _forward_kernel(
     x_ptr, gate_ptr, weight_ptr, out_ptr, x_outer, x_stride, gate_outer, gate_stride, inner, rows,
     columns, eps,
-    GATED: tl.constexpr, WEIGHTED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    GATED: tl.constexpr, WEIGHTED: tl.constexpr, REREAD: tl.constexpr, FULL: tl.constexpr,
+    STEPS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Two reads of a row where REREAD, in STEPS blocks; else one of a row of one block."""
+    if FULL:  # no masks along rows
+        columns = STEPS * BLOCK
+    keep: tl.constexpr = "evict_last" if REREAD else ""  # what will be read again
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
-    at = tl.arange(0, BLOCK)[None, :]
-    mask = (row < rows) & (at < columns)
-    x = tl.load(x_ptr + _start(row, inner, x_outer, x_stride) + at, mask=mask, other=0.0)
-    x = x.to(tl.float32)
-    out = x * tl.rsqrt(tl.sum(x * x, axis=1) / columns + eps)[:, None]
-    if WEIGHTED:
-        out = out * tl.load(weight_ptr + at, mask=at < columns, other=0.0).to(tl.float32)
-    if GATED:
-        gate_row = gate_ptr + _start(row, inner, gate_outer, gate_stride)
-        gate = tl.load(gate_row + at, mask=mask, other=0.0)
-        out = out * tl.sigmoid(gate.to(tl.float32))
-    to = out_ptr + row.to(tl.int64) * columns + at
-    tl.store(to, out.to(out_ptr.dtype.element_ty), mask=mask)
+    x_row = x_ptr + _start(row, inner, x_outer, x_stride)
+    square = tl.zeros([ROWS, BLOCK], tl.float32)
+    for step in tl.static_range(STEPS):
+        at = step * BLOCK + tl.arange(0, BLOCK)[None, :]
+        mask = (row < rows) & (at < columns)
+        x = tl.load(x_row + at, mask=mask, other=0.0, eviction_policy=keep)
+        x = x.to(tl.float32)
+        square += x * x
+    r = tl.rsqrt(tl.sum(square, axis=1) / columns + eps)[:, None]
+    for step in tl.static_range(STEPS):
+        at = step * BLOCK + tl.arange(0, BLOCK)[None, :]
+        mask = (row < rows) & (at < columns)
+        if REREAD:
+            x = tl.load(x_row + at, mask=mask, other=0.0, eviction_policy="evict_first")
+            x = x.to(tl.float32)
+        out = x * r
+        if WEIGHTED:
+            weight = tl.load(weight_ptr + at, mask=at < columns, other=0.0, eviction_policy=keep)
+            out = out * weight.to(tl.float32)
+        if GATED:
+            gate_row = gate_ptr + _start(row, inner, gate_outer, gate_stride)
+            gate = tl.load(gate_row + at, mask=mask, other=0.0)
+            out = out * tl.sigmoid(gate.to(tl.float32))
+        to = out_ptr + row.to(tl.int64) * columns + at
+        tl.store(to, out.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -64,6 +81,8 @@ def _backward_kernel(
     GATED: tl.constexpr, WEIGHTED: tl.constexpr, DWEIGHT: tl.constexpr, STAGES: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    if DWEIGHT:
+        tl.extra.cuda.gdc_launch_dependents()  # the sum over programs is at hand when they end
     at = tl.arange(0, BLOCK)[None, :]
     if WEIGHTED:
         weight = tl.load(weight_ptr + at, mask=at < columns, other=0.0).to(tl.float32)
@@ -184,12 +203,13 @@ def _forward(
     inner, (m, *rest) = rows_in_place(x, *([] if gate is None else [gate]))
     g = rest[0] if rest else m
     columns = x.shape[-1]
-    height, block, warps = row_tile(columns)
+    tile = norm_tile(columns, x.dtype, RMS_NORM_TILES)
     rows = x.numel() // columns
-    _forward_kernel[(triton.cdiv(rows, height),)](
+    _forward_kernel[(triton.cdiv(rows, tile.rows),)](
         m.tensor, g.tensor, x if weight is None else weight.contiguous(), out, m.outer_stride,
         m.stride, g.outer_stride, g.stride, inner, rows, columns, eps, GATED=gate is not None,
-        WEIGHTED=weight is not None, ROWS=height, BLOCK=block, num_warps=warps,
+        WEIGHTED=weight is not None, REREAD=tile.reread, FULL=tile.fits(columns),
+        STEPS=tile.steps(columns), ROWS=tile.rows, BLOCK=tile.block, num_warps=tile.warps,
     )  # fmt: skip
     return out
 

@@ -27,6 +27,41 @@ def row_tile(columns: int) -> tuple[int, int, int]:
     return max(1, TILE // block), block, max(4, block // 512)
 
 
+@dataclass(frozen=True)
+class NormTile:
+    """What a program of a norm's forward pass takes: `rows` of them, `block` columns at once.
+
+    reread: rows are read once more for the result, from L1, where they would else stay in
+    registers. Fewer of these let more programs, and so more bytes on their way, onto a processor.
+    """
+
+    rows: int
+    block: int
+    warps: int
+    reread: bool = False
+
+    def steps(self, columns: int) -> int:
+        """Blocks of a row; Requires: 1 unless `reread`."""
+        return triton.cdiv(columns, self.block)
+
+    def fits(self, columns: int) -> bool:
+        """Whether the blocks of a row are full."""
+        return columns % self.block == 0
+
+
+# by the power of two that a row of bf16 or fp16 fits in; rows that are not listed take `row_tile`
+RMS_NORM_TILES = {8192: NormTile(1, 8192, 16, reread=True)}
+ADD_LAYER_NORM_TILES: dict[int, NormTile] = {}
+LAYER_NORM_TILES = {4096: NormTile(1, 4096, 4), 8192: NormTile(1, 8192, 16, reread=True)}
+
+
+def norm_tile(columns: int, dtype: torch.dtype, tiles: dict[int, NormTile]) -> NormTile:
+    """The tile of rows of `columns` elements of x's dtype."""
+    rows, block, warps = row_tile(columns)
+    plain = NormTile(rows, block, warps)
+    return tiles.get(block, plain) if dtype.itemsize == 2 else plain
+
+
 def row_programs(tiles: int, block: int) -> int:
     """Programs of a backward pass over tiles of `block` columns: as many as reside on a large GPU
     at once, few enough to keep partial sums small."""

@@ -40,6 +40,7 @@ from minitriton.frontend.lang_descriptor import (
     store_tensor_descriptor,
 )
 from minitriton.frontend.lang_dot import dot
+from minitriton.frontend.lang_indexed import gather, histogram
 from minitriton.frontend.lang_math import (
     abs,
     add,
@@ -110,6 +111,7 @@ from minitriton.frontend.lang_shape import (
     unsqueeze,
     view,
 )
+from minitriton.frontend.lang_sort import sort, topk
 from minitriton.frontend.ranges import range, static_range
 from minitriton.frontend.source import constexpr_function
 from minitriton.frontend.values import PropagateNan, constexpr
@@ -208,6 +210,8 @@ __all__ = [
     "fma",
     "full",
     "full_like",
+    "gather",
+    "histogram",
     "int1",
     "int8",
     "int16",
@@ -254,6 +258,7 @@ __all__ = [
     "sigmoid",
     "sin",
     "softmax",
+    "sort",
     "split",
     "sqrt",
     "sqrt_rn",
@@ -270,6 +275,7 @@ __all__ = [
     "tensor",
     "tensor_descriptor",
     "to_tensor",
+    "topk",
     "trans",
     "uint8",
     "uint16",

@@ -103,6 +103,36 @@ def test_split_by_a_high_register_bit():
     np.testing.assert_array_equal(np.stack([first, second], -1), x)
 
 
+@pytest.mark.parametrize(
+    ("shape", "axis", "block"), [((48, 8), 0, 16), ((96, 2), 0, 32), ((176,), 0, 16)]
+)
+@with_context
+def test_flip_blocks(shape, axis, block):
+    """Blocks last to first, each as it is."""
+    layout = default_blocked(shape, 1)
+    x, y = unary("mt.flip_blocks", layout, layout, {"axis": i32_attr(axis)}, 1)
+    parts = np.split(x, shape[axis] // block, axis)
+    np.testing.assert_array_equal(y, np.concatenate(parts[::-1], axis))
+
+
+@with_context
+def test_flip_blocks_verifies_its_type():
+    kernel = TileKernel(["f32"], 1)
+    x = kernel.load(0, default_blocked((48,), 1))
+    other = tile_type(ir.F32Type.get(), default_blocked((96,), 1))
+    with pytest.raises(ir.MLIRError, match="cannot become"):
+        kernel.builder.op("mt.flip_blocks", other, (x,), {"axis": i32_attr(0)}).owner.verify()
+
+
+@with_context
+def test_unsplat_verifies_its_element():
+    kernel = TileKernel(["f32"], 1)
+    x = kernel.load(0, default_blocked((32,), 1))
+    i32 = ir.IntegerType.get_signless(32)
+    with pytest.raises(ir.MLIRError, match="element of"):
+        kernel.builder.op("mt.unsplat", i32, (x,)).owner.verify()
+
+
 @pytest.mark.parametrize("start", [0, 7])
 @with_context
 def test_make_range_and_splat(start):

@@ -11,6 +11,7 @@ from minitriton.kernels.layer_norm import (
     layer_norm,
     layer_norm_reference,
 )
+from minitriton.kernels.rows import ADD_LAYER_NORM_TILES, LAYER_NORM_TILES, NormTile
 
 BOUNDS = {torch.float32: 2e-6, torch.bfloat16: 5e-3, torch.float16: 1e-3}
 
@@ -54,6 +55,42 @@ def test_layer_norm(device, shape, dtype):
         return
     assert relative(out, expected) < BOUNDS[dtype]
     close(tensors, exact, 4 * BOUNDS[dtype])
+
+
+@pytest.mark.parametrize(
+    "tile",
+    [NormTile(2, 1024, 4), NormTile(1, 1024, 4, True), NormTile(1, 256, 2, True)],
+    ids=str,
+)
+def test_tiles(device, tile, monkeypatch):
+    """Rows held or read again, in one block and in several, full and not, far from zero."""
+    monkeypatch.setitem(LAYER_NORM_TILES, 1024, tile)
+    for columns in (1024, 700, 520):
+        x, weight, bias = inputs(device, torch.bfloat16, (3, columns))
+        x = (x.detach() + 5).requires_grad_()
+        for tensors in ([x, weight, bias], [x, weight]):
+            exact = exact_copies(tensors)
+            out, expected = layer_norm(*tensors), layer_norm_reference(*exact)
+            assert relative(out, expected) < BOUNDS[x.dtype]
+            grad = torch.randn_like(out)
+            out.backward(grad)
+            expected.backward(grad.double())
+            close(tensors, exact, 4 * BOUNDS[x.dtype])
+            x.grad = weight.grad = None
+
+
+@pytest.mark.parametrize("tile", [NormTile(1, 512, 4, True), NormTile(1, 128, 1, True)], ids=str)
+@pytest.mark.parametrize("branch_dtype", [torch.bfloat16, torch.float32, None], ids=str)
+def test_tiles_of_sums(device, tile, branch_dtype, monkeypatch):
+    """Sums that are made again for the result, bit by bit as those that are kept."""
+    x, weight, bias = inputs(device, torch.bfloat16, (3, 400))
+    branch = None if branch_dtype is None else torch.randn(3, 400, device=device).to(branch_dtype)
+    held = add_layer_norm(x, branch, weight, bias)
+    monkeypatch.setitem(ADD_LAYER_NORM_TILES, 512, tile)
+    total, out = add_layer_norm(x, branch, weight, bias)
+    assert torch.equal(total, held[0]) and relative(out, held[1].double()) < 5e-3
+    exact = layer_norm_reference(total.double(), weight.double(), bias.double())
+    assert relative(out, exact) < BOUNDS[torch.bfloat16]
 
 
 @pytest.mark.parametrize("probability", [0.0, 0.2])

@@ -10,6 +10,7 @@ from minitriton.kernels.norms import (
     rms_norm,
     rms_norm_reference,
 )
+from minitriton.kernels.rows import RMS_NORM_TILES, NormTile
 
 # relative rms: outputs, gradients of x and gate, gradients of a weight of that dtype
 BOUNDS = {
@@ -75,6 +76,20 @@ def test_one_dimension_and_the_longest_rows(device):
     compare(*inputs((33,), torch.float32, device))
     compare(*inputs((2, 8192), torch.bfloat16, device))
     compare(*inputs((3, 5000), torch.float32, device))
+
+
+@pytest.mark.parametrize(
+    "tile",
+    [NormTile(1, 1024, 4), NormTile(2, 1024, 2, True), NormTile(1, 256, 2, True)],
+    ids=str,
+)
+def test_tiles(device, tile, monkeypatch):
+    """Rows held or read twice, in one block and in several, full and not."""
+    monkeypatch.setitem(RMS_NORM_TILES, 1024, tile)
+    for columns in (1024, 700):
+        compare(*inputs((3, columns), torch.bfloat16, device))
+    x, _, weight = inputs((3, 520), torch.float16, device)
+    compare(x, None, weight)
 
 
 @pytest.mark.parametrize("scale", [1e-20, 1e-3, 1e15])

@@ -98,8 +98,8 @@ def types_kernel(x_ptr, out_ptr, M: tl.constexpr, N: tl.constexpr, AXIS: tl.cons
     "dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int8, torch.int64], ids=str
 )
 def test_types(device, dtype, axis):
-    x = torch.randint(-1, 2, (48, 48), device=device).to(dtype)
-    out = torch.empty(48, 96, device=device, dtype=dtype)
-    types_kernel[(1,)](x, out, 48, 48, axis, num_warps=8)
+    x = torch.randint(-1, 2, (48, 80), device=device).to(dtype)
+    out = torch.empty(48, 160, device=device, dtype=dtype)
+    types_kernel[(1,)](x, out, 48, 80, axis, num_warps=8)
     sums = (x + x.flip(axis)).double().cumsum(axis)
     assert torch.equal(out.double(), torch.cat((x.double(), sums), 1))

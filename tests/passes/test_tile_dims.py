@@ -46,6 +46,8 @@ def ties(dims, source, result):
         ('"mt.reshape"(%x)', "tensor<3x64x64xf32>", [(1, 2)]),
         ('"mt.reshape"(%x)', "tensor<12288xf32>", []),
         ('"mt.join"(%x, %x)', "tensor<192x64x2xf32>", [(0, 0), (1, 1)]),
+        ('"mt.flip_blocks"(%x) {axis = 0 : i32}', TILE, [(0, 0), (1, 1)]),
+        ('"mt.cat"(%x, %x) {axis = 1 : i32}', "tensor<192x128xf32>", [(0, 0), (1, 1)]),
     ],
 )
 def test_one_op(_context, op, result, expected):
@@ -76,6 +78,15 @@ def test_reductions_and_scans(_context):
     assert ties(dims, x, y) == [(0, 0)]
     assert dims.obstacle((x, 0)) is None
     assert dims.obstacle((x, 1))[1] == "a reduction along them"
+
+
+def test_blocks_change_places_along_the_axis_only(_context):
+    _module, dims, ops = parsed(
+        zeros() + f'%y = "mt.flip_blocks"(%x) {{axis = 0 : i32}} : ({TILE}) -> {TILE}'
+    )
+    x = ops[0].results[0]
+    assert dims.obstacle((x, 1)) is None
+    assert dims.obstacle((x, 0))[1] == "flip_blocks along them"
 
 
 def test_products(_context):

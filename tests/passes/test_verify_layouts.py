@@ -16,6 +16,9 @@ KERNELS = {
     "softmax": dict(x="*fp32", y="*fp32", n="i32", BLOCK=512),
     "transpose": dict(x="*fp16", y="*fp16", N=64),
     "branches": dict(x="*fp32", y="*fp32", n="i32", N=16),
+    "reversed_rows": dict(x="*fp32", y="*fp32", z="*fp32", M=48, N=48),
+    "picked_rows": dict(x="*fp16", index="*i32", y="*fp16", M=64, N=32),
+    "counted": dict(x="*i16", y="*i32", n="i32", N=256, BINS=32),
     "attention": dict(q="*fp16", k="*fp16", v="*fp16", o="*fp32", n="i32", BM=64, BN=32, D=32),
 }
 

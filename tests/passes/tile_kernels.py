@@ -298,3 +298,26 @@ def half_sums(
             right = tl.load(y + rn[:, None] * N + rn[None, :])
         acc = tl.dot(left, right, acc, out_dtype=tl.float16)
     tl.store(out + rm[:, None] * N + rn[None, :], acc)
+
+
+def picked_rows(x, index, y, M: tl.constexpr, N: tl.constexpr):
+    """Rows in an order that a table gives, transposed."""
+    at = tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :]
+    places = tl.broadcast_to(tl.load(index + tl.arange(0, M))[:, None], (M, N))
+    tl.store(y + tl.trans(at), tl.trans(tl.gather(tl.load(x + at), places, 0)))
+
+
+def counted(x, y, n, N: tl.constexpr, BINS: tl.constexpr):
+    """How often each number is in x, and twice that."""
+    at = tl.arange(0, N)
+    counts = tl.histogram(tl.load(x + at, mask=at < n, other=0), BINS, at < n)
+    tl.store(y + tl.arange(0, BINS), counts)
+    tl.store(y + BINS + tl.arange(0, BINS), counts * 2)
+
+
+def reversed_rows(x, y, z, M: tl.constexpr, N: tl.constexpr):
+    """Sums from the last row up, and the transpose with its rows reversed."""
+    at = tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :]
+    value = tl.load(x + at)
+    tl.store(y + at, tl.flip(tl.cumsum(tl.flip(value, 0), 0), 0))
+    tl.store(z + at, tl.flip(tl.load(x + tl.trans(at)), 1))
