@@ -16,7 +16,13 @@ from minitriton.ir.mlir import ir
 from minitriton.ir.reduction import is_scannable, scan_layout
 from minitriton.passes.access_layouts import AccessLayouts
 from minitriton.passes.dot_layouts import DotPlan, plan_dot
-from minitriton.passes.op_classes import MEMORY_ACCESS, is_elementwise, is_tile, tile_operands
+from minitriton.passes.op_classes import (
+    AUTHORED,
+    MEMORY_ACCESS,
+    is_elementwise,
+    is_tile,
+    tile_operands,
+)
 from minitriton.passes.traversal import Value, int_array, int_attribute, ops_of, terminator_of
 
 ACCESS, ACCUMULATOR = 1, 2  # priorities: what a value's layout was made for
@@ -135,6 +141,11 @@ class LayoutChoice:
         layout = self.operand_layout(op)
         for value in op.results:
             self.place(value, layout, best.priority if best else ACCESS)
+
+    def _authored(self, op: ir.Operation) -> None:
+        """Results in the layout of the operands; placed, so that nothing is computed twice."""
+        if is_tile(op.results[0]):
+            self._scan(op)
 
     def _image(self, op: ir.Operation) -> None:
         """trans and reshape of a placed tile keep its registers; else they stay unplaced."""
@@ -312,6 +323,7 @@ RULES: dict[str, Callable[[LayoutChoice, ir.Operation], None]] = {
     "mt.join": LayoutChoice._join,
     "mt.cat": LayoutChoice._join,
     "mt.flip_blocks": LayoutChoice._scan,
+    **dict.fromkeys(AUTHORED, LayoutChoice._authored),
     "mt.split": LayoutChoice._split,
     "scf.for": LayoutChoice._for,
     "scf.if": LayoutChoice._if,

@@ -20,7 +20,7 @@ from minitriton.ir.target import Target
 from minitriton.ir.types import bit_width
 from minitriton.passes.dot_layouts import mma_plan
 from minitriton.passes.layout_choice import preimage
-from minitriton.passes.op_classes import is_elementwise, is_tile
+from minitriton.passes.op_classes import is_tile, keeps_elements
 from minitriton.passes.tile_pass import PassOptions
 from minitriton.passes.traversal import (
     Value,
@@ -63,7 +63,7 @@ def _broken(op: ir.Operation, problem: str) -> InternalError:
 
 
 def _must_agree(name: str) -> bool:
-    return is_elementwise(name) or name in (
+    return keeps_elements(name) or name in (
         "mt.load", "mt.store", "mt.atomic_rmw", "mt.atomic_cas", "mt.assert",
     )  # fmt: skip
 

@@ -6,6 +6,7 @@ Names and meaning follow triton.language. Importing it loads neither MLIR nor Nu
 from __future__ import annotations
 
 from minitriton.frontend.block_values import TensorDescriptor as tensor_descriptor
+from minitriton.frontend.lang_asm import inline_asm_elementwise
 from minitriton.frontend.lang_atomic import (
     atomic_add,
     atomic_and,
@@ -40,6 +41,7 @@ from minitriton.frontend.lang_descriptor import (
     store_tensor_descriptor,
 )
 from minitriton.frontend.lang_dot import dot
+from minitriton.frontend.lang_map import map_elementwise
 from minitriton.frontend.lang_math import (
     abs,
     add,
@@ -208,6 +210,7 @@ __all__ = [
     "fma",
     "full",
     "full_like",
+    "inline_asm_elementwise",
     "int1",
     "int8",
     "int16",
@@ -222,6 +225,7 @@ __all__ = [
     "log2",
     "make_block_ptr",
     "make_tensor_descriptor",
+    "map_elementwise",
     "math",
     "max",
     "max_constancy",
