@@ -61,7 +61,7 @@ def _asm(lowering: Lowering, op: ir.Operation) -> None:
         ]
         return [values[i : i + pack] for i in range(0, len(values), pack)]
 
-    _in_groups(lowering, op, pack, run)
+    in_groups(lowering, op, pack, run)
 
 
 def _map(lowering: Lowering, op: ir.Operation) -> None:
@@ -73,10 +73,10 @@ def _map(lowering: Lowering, op: ir.Operation) -> None:
         values = [value for value in yielded if isinstance(value, ir.Value)]
         return [values[i : i + pack] for i in range(0, len(values), pack)]
 
-    _in_groups(lowering, op, pack, run)
+    in_groups(lowering, op, pack, run)
 
 
-def _in_groups(
+def in_groups(
     lowering: Lowering, op: ir.Operation, pack: int, run: Callable[[Group], Group]
 ) -> None:
     """Results of `op`, whose tiles have one layout: what `run` makes of each group."""

@@ -1,4 +1,4 @@
-"""What ops with code of the kernel's author mean on numpy: scalar functions, and inline PTX.
+"""What ops of ops_elementwise mean on numpy: scalar functions, inline PTX, unpacking.
 
 Elements come together in C order. PTX is for others to run: whoever interprets hands in how.
 """
@@ -73,7 +73,16 @@ def run_asm(program: Program, op: ir.Operation, operands: list[Any]) -> Sequence
     ]
 
 
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
+def unpack_e2m1(program: Program, op: ir.Operation, operands: list[Any]) -> Sequence[Any]:
+    codes, element = operands[0].view(np.uint8), meaning.scalar_type(op.results[0].type)
+    return [meaning.round_to(E2M1[half], element) for half in (codes & 15, codes >> 4)]
+
+
 RULES = {
+    "mt.unpack_e2m1": unpack_e2m1,
     "mt.map_elementwise": run_map,
     "mt.elementwise_asm": run_asm,
     "mt.effectful_asm": run_asm,

@@ -1,4 +1,5 @@
-"""Ops that compute element by element what a kernel's author wrote: PTX, or a scalar function."""
+"""Ops that compute several results element by element: what a kernel's author wrote, in PTX or as
+a function of scalars, and unpacking."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -78,5 +79,24 @@ class MapElementwiseOp(MT.Operation, name="map_elementwise"):
         )
 
 
-PURE = (ElementwiseAsmOp, MapElementwiseOp)
+class UnpackE2M1Op(MT.Operation, name="unpack_e2m1"):
+    """The numbers that the low and the high halves of bytes are in E2M1 (fp4: sign, two bits of
+    exponent, one of mantissa), in bf16 or f16: two tiles of the shape of the first."""
+
+    value: Operand[Any]
+    low: Result[Any]
+    high: Result[Any]
+
+    @verifier
+    def verify_invariants(op: Any) -> bool:
+        low, high = (value.type for value in op.results)
+        return check(
+            op,
+            _same_shapes(op),
+            (low == high, "results differ in type"),
+            (bit_width(element_of(op.operands[0].type)) == 8, "the operand is not of bytes"),
+        )
+
+
+PURE = (ElementwiseAsmOp, MapElementwiseOp, UnpackE2M1Op)
 OPS = (*PURE, EffectfulAsmOp)

@@ -17,8 +17,8 @@ from minitriton.ir.reduction import is_scannable, scan_layout
 from minitriton.passes.access_layouts import AccessLayouts
 from minitriton.passes.dot_layouts import DotPlan, plan_dot
 from minitriton.passes.op_classes import (
-    AUTHORED,
     MEMORY_ACCESS,
+    SEVERAL_RESULTS,
     is_elementwise,
     is_tile,
     tile_operands,
@@ -142,7 +142,7 @@ class LayoutChoice:
         for value in op.results:
             self.place(value, layout, best.priority if best else ACCESS)
 
-    def _authored(self, op: ir.Operation) -> None:
+    def _several(self, op: ir.Operation) -> None:
         """Results in the layout of the operands; placed, so that nothing is computed twice."""
         if is_tile(op.results[0]):
             self._scan(op)
@@ -323,7 +323,7 @@ RULES: dict[str, Callable[[LayoutChoice, ir.Operation], None]] = {
     "mt.join": LayoutChoice._join,
     "mt.cat": LayoutChoice._join,
     "mt.flip_blocks": LayoutChoice._scan,
-    **dict.fromkeys(AUTHORED, LayoutChoice._authored),
+    **dict.fromkeys(SEVERAL_RESULTS, LayoutChoice._several),
     "mt.split": LayoutChoice._split,
     "scf.for": LayoutChoice._for,
     "scf.if": LayoutChoice._if,

@@ -14,8 +14,10 @@ SHAPE_OPS = frozenset(
     f"mt.{name}"
     for name in ("expand_dims", "broadcast", "reshape", "trans", "join", "split", "cat")
 )
-# Element by element what the kernel's author wrote, for any number of results.
-AUTHORED = frozenset(("mt.elementwise_asm", "mt.effectful_asm", "mt.map_elementwise"))
+# Each of several results is made element by element (ir/ops_elementwise.py).
+SEVERAL_RESULTS = frozenset(
+    ("mt.elementwise_asm", "mt.effectful_asm", "mt.map_elementwise", "mt.unpack_e2m1")
+)
 # Ops that hand a tile on to what reads it, in another layout or order.
 MOVES = frozenset(("mt.convert_layout", "mt.trans"))
 MEMORY_ACCESS = frozenset(("mt.load", "mt.store", "mt.atomic_rmw", "mt.atomic_cas"))
@@ -42,7 +44,7 @@ _PURE_MT = frozenset(
     f"mt.{name}"
     for name in ("program_id", "num_programs", "cta_id", "cta_count", "group_id", "group_count",
                  "make_range", "splat", "dot", "reduce", "scan", "convert_layout",
-                 "elementwise_asm", "map_elementwise")
+                 "elementwise_asm", "map_elementwise", "unpack_e2m1")
 ) | _ELEMENTWISE_MT | SHAPE_OPS  # fmt: skip
 
 
@@ -55,7 +57,7 @@ def is_elementwise(name: str) -> bool:
 
 def keeps_elements(name: str) -> bool:
     """`is_elementwise`, or the same for each of several results."""
-    return is_elementwise(name) or name in AUTHORED
+    return is_elementwise(name) or name in SEVERAL_RESULTS
 
 
 def names_special_register(op: ir.Operation) -> bool:

@@ -41,6 +41,7 @@ from minitriton.frontend.lang_descriptor import (
     store_tensor_descriptor,
 )
 from minitriton.frontend.lang_dot import dot
+from minitriton.frontend.lang_dot_scaled import dot_scaled
 from minitriton.frontend.lang_map import map_elementwise
 from minitriton.frontend.lang_math import (
     abs,
@@ -193,6 +194,7 @@ __all__ = [
     "device_print",
     "div_rn",
     "dot",
+    "dot_scaled",
     "dtype",
     "erf",
     "exp",
