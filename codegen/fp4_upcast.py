@@ -54,9 +54,7 @@ def _widen(lowering: Lowering, pair: ir.Value, at: int, element: ir.Type) -> ir.
     type_ = ir.VectorType.get([2], element)
     values = [lowering.bitcast(v, type_) for v in (number, lowering.int32(power))]
     # x * p - 0: sm_80 has fma of two bf16, but no mul
-    return lowering.op(
-        "math.fma", type_, (*values, lowering.bitcast(lowering.int32(SIGNS), type_))
-    )
+    return lowering.op("math.fma", type_, (*values, lowering.bitcast(lowering.int32(SIGNS), type_)))
 
 
 RULES = {"mt.unpack_e2m1": _unpack}

@@ -19,7 +19,7 @@ from minitriton.frontend.errors_dot import (
     ScaleShape,
     ScaleType,
 )
-from minitriton.frontend.lang_dot import dot
+from minitriton.frontend.lang_dot import accumulator_of, dot
 from minitriton.frontend.lang_shape import join, permute, reshape, tile
 from minitriton.frontend.values import Tensor, unwrap
 from minitriton.ir import dtypes
@@ -72,8 +72,15 @@ def dot_scaled(
     b = _widened("rhs", rhs, right, rhs_k_pack, compute)
     if a.shape[-1] != b.shape[-2]:
         raise ScaledDepth(a.shape[-1], b.shape[-2]).about("rhs")
+    plain = left in ("bf16", "fp16") and unwrap(lhs_scale) is None
     a = _scaled("lhs", a, lhs_scale, keep_nan)
-    return dot(a, _scaled("rhs", b, rhs_scale, keep_nan), acc)
+    b = _scaled("rhs", b, rhs_scale, keep_nan)
+    product = block_type(wanted, (*a.shape[:-1], b.shape[-1]))
+    total = accumulator_of(unwrap(acc), product)
+    if plain and right not in ("bf16", "fp16") and len(product.shape) == 2:
+        # wgmma takes from registers its left operand only
+        return _transposed(dot(_transposed(b), _transposed(a), _transposed(total)))
+    return dot(a, b, total)
 
 
 def _widened(side: str, value: Any, form: str, k_pack: Any, compute: dtype) -> Tensor:
@@ -141,5 +148,3 @@ def _factors(scales: Tensor, compute: dtype, keep_nan: bool) -> Tensor:
         return factors
     nan = e.constant(factors.type, float("nan"))
     return arithmetic.select(e, arithmetic.compare(e, scales, NAN_SCALE, "=="), nan, factors)
-
-

@@ -39,6 +39,8 @@ def mma_element_bits(op: ir.Operation) -> int | None:
         precision = ir.StringAttr(op.attributes["input_precision"]).value
         if not isinstance(element, ir.F32Type) or precision == "ieee":
             return None
+        if precision.startswith("bf16"):  # parts of the operands
+            return 16
     if bits == 16 and isinstance(element, ir.IntegerType):
         return None
     return bits

@@ -309,7 +309,9 @@ class _Flattener:
             if isinstance(scope.find(o.name), _PendingRegister):
                 return self._register(o.name, scope, line)
             if o.name[1:].split(".")[0] not in SPECIAL_REGISTERS:
-                raise UnsupportedPTX(f"register {o.name!r} is not declared", line=line, location=self.loc)
+                raise UnsupportedPTX(
+                    f"register {o.name!r} is not declared", line=line, location=self.loc
+                )
             return SReg(o.name[1:])
         if isinstance(o, ast.Immediate):
             return o

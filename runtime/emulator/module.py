@@ -30,12 +30,13 @@ class Reg:
 
 
 # Without the axis of those that have three.
-SPECIAL_REGISTERS = frozenset(
+_SPECIAL_NAMES = (
     "tid ntid ctaid nctaid laneid warpid nwarpid smid nsmid gridid clusterid nclusterid "
     "cluster_ctaid cluster_nctaid cluster_ctarank cluster_nctarank is_explicit_cluster "
     "lanemask_eq lanemask_lt lanemask_le lanemask_ge lanemask_gt clock clock_hi clock64 "
-    "globaltimer globaltimer_lo total_smem_size aggr_smem_size dynamic_smem_size".split()
+    "globaltimer globaltimer_lo total_smem_size aggr_smem_size dynamic_smem_size"
 )
+SPECIAL_REGISTERS = frozenset(_SPECIAL_NAMES.split())
 
 
 @dataclass(frozen=True, slots=True)
