@@ -5,6 +5,8 @@ Names and meaning follow triton.language. Importing it loads neither MLIR nor Nu
 
 from __future__ import annotations
 
+import builtins
+
 from minitriton.frontend.block_values import TensorDescriptor as tensor_descriptor
 from minitriton.frontend.lang_asm import inline_asm_elementwise
 from minitriton.frontend.lang_atomic import (
@@ -113,9 +115,10 @@ from minitriton.frontend.lang_shape import (
     unsqueeze,
     view,
 )
-from minitriton.frontend.ranges import range, static_range
+from minitriton.frontend.python_builtins import slice_ as slice
+from minitriton.frontend.ranges import condition, range, static_range
 from minitriton.frontend.source import constexpr_function
-from minitriton.frontend.values import PropagateNan, constexpr
+from minitriton.frontend.values import PropagateNan, const, constexpr
 from minitriton.frontend.values import Tensor as tensor
 from minitriton.ir.dtypes import (
     bfloat16,
@@ -139,7 +142,7 @@ from minitriton.ir.dtypes import (
     uint64,
     void,
 )
-from minitriton.language import extra, math
+from minitriton.language import core, extra, math, target_info
 from minitriton.language.random import (
     pair_uniform_to_normal,
     philox,
@@ -155,6 +158,7 @@ from minitriton.language.random import (
 from minitriton.language.standard import swizzle2d
 
 TRITON_MAX_TENSOR_NUMEL = 1 << 20
+tuple = builtins.tuple  # type: ignore[type-arg]  # the class: kernels' tuples are Python's
 
 __all__ = [
     "TRITON_MAX_TENSOR_NUMEL",
@@ -184,8 +188,11 @@ __all__ = [
     "cdiv",
     "ceil",
     "clamp",
+    "condition",
+    "const",
     "constexpr",
     "constexpr_function",
+    "core",
     "cos",
     "cumprod",
     "cumsum",
@@ -259,6 +266,7 @@ __all__ = [
     "rsqrt",
     "sigmoid",
     "sin",
+    "slice",
     "softmax",
     "split",
     "sqrt",
@@ -273,10 +281,12 @@ __all__ = [
     "sum",
     "swizzle2d",
     "tanh",
+    "target_info",
     "tensor",
     "tensor_descriptor",
     "to_tensor",
     "trans",
+    "tuple",
     "uint8",
     "uint16",
     "uint32",
