@@ -14,7 +14,7 @@ class KernelInterface:
 
     def run(self, *args: Any, grid: Any = None, warmup: bool = False, **kwargs: Any) -> Any:
         """Launch over `grid`, or with `warmup` only compile."""
-        raise NotImplementedError(f"{type(self).__name__} does not say how to run")
+        raise TypeError(f"{type(self).__name__} does not say how to run")
 
     def __getitem__(self, grid: Any) -> Callable[..., Any]:
         """A function that launches over `grid`."""
