@@ -105,7 +105,7 @@ def _check_registers(found: Constraints, needed: list[list[int]]) -> None:
         ("arguments", found.operands, needed[1]),
     ):
         if len(letters) != len(widths):
-            raise ValueError(f"they name {len(letters)} registers, the {kind} take {len(widths)}")
+            raise ValueError(f"{len(letters)} for {kind} that take {len(widths)} registers")
         for letter, bits in zip(letters, widths, strict=True):
             if not fits(letter, bits):
                 raise ValueError(

@@ -48,7 +48,7 @@ def parse_constraints(text: str) -> Constraints:
 
 def _letter(part: str, letter: str) -> str:
     if letter not in LETTER_BITS:
-        raise ValueError(f"{part!r} is not one of =b =h =r =l =f =d, b h r l f d, ~{{memory}}")
+        raise ValueError(f"{part!r} is no letter b h r l f d, with = before those of results")
     return letter
 
 
