@@ -6,22 +6,20 @@ ldmatrix, LLVM cancels the packing. Dots marked `mt.fma` go to dot_fma.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 
-from minitriton.codegen import dot_fma
-from minitriton.codegen.emit import attribute, width_of
+from minitriton.codegen import dot_fma, dot_parts
+from minitriton.codegen.dot_parts import Accumulators, pick, to_tf32
+from minitriton.codegen.emit import width_of
 from minitriton.codegen.fp8_upcast import fp8_pairs
 from minitriton.codegen.lower import Lowering, integer_attribute
-from minitriton.codegen.mma import Mma, MmaKind, mma_instruction
+from minitriton.codegen.mma import MmaKind, mma_instruction
 from minitriton.ir.diagnostics import InternalError
 from minitriton.ir.encoding import layout_of
 from minitriton.ir.layouts import MmaTile, mma_tiles
 from minitriton.ir.mlir import ir
 
 Words = dict[tuple[int, ...], list[ir.Value]]
-
-TRUNCATED = 3.85e-8  # of a sum of tf32 products, on average: measured on an H200
 
 
 def lower_dot(lowering: Lowering, op: ir.Operation) -> None:
@@ -36,7 +34,7 @@ def lower_dot(lowering: Lowering, op: ir.Operation) -> None:
         tile.c: [sums[number[register]] for register in tile.c[::each]] for tile in tiles
     }
     if op.operands[0].type.element_type == lowering.f32:
-        _tf32(lowering, op, tiles, accumulators)
+        _fp32(lowering, op, tiles, accumulators)
     elif _is_fp8(op):
         _fp8(lowering, op, tiles, accumulators)
     else:
@@ -51,12 +49,13 @@ def _tiles(op: ir.Operation) -> list[MmaTile]:
     a, b = (tuple(value.type.shape) for value in op.operands[:2])
     warps = tuple(ir.DenseI32ArrayAttr(op.attributes["mt.warps"]))
     shape = (*a[:-2], a[-2], b[-1], a[-1])
-    return list(mma_tiles(shape, warps, width_of(op.operands[0].type.element_type)))
+    element = op.operands[0].type.element_type
+    bits = dot_parts.BITS.get(_precision(op)) if isinstance(element, ir.F32Type) else None
+    return list(mma_tiles(shape, warps, bits or width_of(element)))
 
 
-def _pick(lowering: Lowering, value: ir.Value, registers: Sequence[int]) -> list[ir.Value]:
-    source = lowering.registers(value)
-    return [source[register] for register in registers]
+def _precision(op: ir.Operation) -> str:
+    return ir.StringAttr(op.attributes["input_precision"]).value
 
 
 def _is_fp8(op: ir.Operation) -> bool:
@@ -69,7 +68,7 @@ def _packed(lowering: Lowering, value: ir.Value, fragments: Sequence[tuple[int, 
     words: Words = {}
     for registers in fragments:
         if registers not in words:
-            values = _pick(lowering, value, registers)
+            values = pick(lowering, value, registers)
             words[registers] = [
                 lowering.join_bits(values[i : i + per_word], lowering.i32)
                 for i in range(0, len(values), per_word)
@@ -81,7 +80,7 @@ def _plain(
     lowering: Lowering,
     op: ir.Operation,
     tiles: Sequence[MmaTile],
-    accumulators: dict[tuple[int, ...], list[ir.Value]],
+    accumulators: Accumulators,
 ) -> None:
     """f16, bf16 and int8: one instruction per tile."""
     mma = mma_instruction(lowering, _kind(lowering, op), op.results[0].type.element_type)
@@ -108,7 +107,7 @@ def _fp8(
     lowering: Lowering,
     op: ir.Operation,
     tiles: Sequence[MmaTile],
-    accumulators: dict[tuple[int, ...], list[ir.Value]],
+    accumulators: Accumulators,
 ) -> None:
     """Natively, or as two f16 instructions per tile after widening in registers."""
     native = lowering.target.has("fp8_mma") and op.results[0].type.element_type == lowering.f32
@@ -136,7 +135,7 @@ def _widened(lowering: Lowering, value: ir.Value, fragments: Sequence[tuple[int,
     words: Words = {}
     for registers in fragments:
         if registers not in words:
-            values = _pick(lowering, value, registers)
+            values = pick(lowering, value, registers)
             words[registers] = fp8_pairs(lowering, values, element)
     return words
 
@@ -145,7 +144,7 @@ def _fp8_native(
     lowering: Lowering,
     op: ir.Operation,
     tiles: Sequence[MmaTile],
-    accumulators: dict[tuple[int, ...], list[ir.Value]],
+    accumulators: Accumulators,
 ) -> None:
     """Tensor cores sum fp8 products with few bits; `max_imprecise` bounds such a chain."""
     names = [fp8_name(value.type.element_type) for value in op.operands[:2]]
@@ -158,7 +157,7 @@ def _fp8_native(
         for tile in tiles:
             accumulators[tile.c] = mma(a[tile.a], b[tile.b], accumulators[tile.c])
         return
-    partial: dict[tuple[int, ...], list[ir.Value]] = {}
+    partial: Accumulators = {}
     zeros = [lowering.zero(lowering.f32)] * 4
     last = max(tile.k for tile in tiles)
     for tile in tiles:
@@ -175,22 +174,20 @@ def fp8_name(element: ir.Type) -> str:
     return "e5m2" if isinstance(element, ir.Float8E5M2Type) else "e4m3"
 
 
-# f32 by tf32 instructions
+# f32
 
 
-def _tf32(
-    lowering: Lowering,
-    op: ir.Operation,
-    tiles: Sequence[MmaTile],
-    accumulators: dict[tuple[int, ...], list[ir.Value]],
+def _fp32(
+    lowering: Lowering, op: ir.Operation, tiles: Sequence[MmaTile], accumulators: Accumulators
 ) -> None:
-    mma = mma_instruction(lowering, MmaKind("tf32", "tf32", 8), lowering.f32)
-    if ir.StringAttr(op.attributes["input_precision"]).value == "tf32x3":
-        _add_thrice(lowering, mma, op, tiles, accumulators)
+    """Rounded to tf32, or as sums of narrower numbers."""
+    if _precision(op) in dot_parts.BITS:
+        dot_parts.multiply(lowering, op, _precision(op), tiles, accumulators)
         return
+    mma = mma_instruction(lowering, MmaKind("tf32", "tf32", 8), lowering.f32)
     words_a, words_b = (
         {
-            registers: [to_tf32(lowering, value) for value in _pick(lowering, operand, registers)]
+            registers: [to_tf32(lowering, value) for value in pick(lowering, operand, registers)]
             for registers in dict.fromkeys(fragments)
         }
         for operand, fragments in (
@@ -200,89 +197,6 @@ def _tf32(
     )
     for tile in tiles:
         accumulators[tile.c] = mma(words_a[tile.a], words_b[tile.b], accumulators[tile.c])
-
-
-def to_tf32(lowering: Lowering, value: ir.Value) -> ir.Value:
-    """An f32 rounded to tf32 (to nearest, ties away from zero), as an i32 word."""
-    attributes = {
-        "rnd": attribute("#nvvm.fp_rnd_mode<rna>"),
-        "sat": attribute("#nvvm.sat_mode<none>"),
-        "relu": ir.BoolAttr.get(False),
-    }
-    return lowering.op("nvvm.convert.float.to.tf32", lowering.i32, (value,), attributes)
-
-
-def _rest(lowering: Lowering, value: ir.Value, word: ir.Value) -> ir.Value:
-    """What rounding to tf32 lost, itself rounded to tf32."""
-    rounded = lowering.bitcast(word, lowering.f32)
-    return to_tf32(lowering, lowering.binary("subf", value, rounded))
-
-
-def _add_thrice(
-    lowering: Lowering,
-    mma: Mma,
-    op: ir.Operation,
-    tiles: Sequence[MmaTile],
-    accumulators: dict[tuple[int, ...], list[ir.Value]],
-) -> None:
-    """Adds low x high + high x low, unless infinities made that sum meaningless, and high x high.
-
-    Tensor cores truncate what they add up, so the large products of each instruction are added in
-    fp32 (Ootomo and Yokota, arXiv 2203.03341), and the mean of what it truncates, always towards
-    zero, goes with the small products, which can be one sum. The accumulator gets the sum of all,
-    which is more exact than one product after another. Of operands and sums, the order keeps fewer
-    in registers.
-    """
-    zeros = [lowering.zero(lowering.f32)] * 4
-    lost = lowering.constant(lowering.f32, TRUNCATED)
-    large: dict[tuple[int, ...], list[ir.Value]] = {}
-    small = dict.fromkeys(accumulators, zeros)
-
-    @functools.cache
-    def halves(operand: int, registers: tuple[int, ...]) -> tuple[list[ir.Value], list[ir.Value]]:
-        return _halves(lowering, op.operands[operand], registers)
-
-    def add(total: list[ir.Value], part: list[ir.Value]) -> list[ir.Value]:
-        return [lowering.binary("addf", x, y) for x, y in zip(total, part, strict=True)]
-
-    def take(tile: MmaTile) -> None:
-        (high_a, low_a), (high_b, low_b), c = halves(0, tile.a), halves(1, tile.b), tile.c
-        part = mma(high_a, high_b, zeros)
-        large[c] = add(large[c], part) if c in large else part
-        rest = [
-            lowering.op("math.fma", lowering.f32, (x, lost, y))
-            for x, y in zip(part, small[c], strict=True)
-        ]
-        small[c] = mma(high_a, low_b, mma(low_a, high_b, rest))
-
-    def finish(c: tuple[int, ...]) -> None:
-        rest = [_finite_or_zero(lowering, value) for value in small[c]]
-        accumulators[c] = add(add(accumulators[c], rest), large[c])
-
-    many = len(accumulators) ** 2 > len(tiles)  # more accumulators than steps
-    for tile in sorted(tiles, key=lambda tile: tile.c) if many else tiles:
-        take(tile)
-        if many and tile.k == tiles[-1].k:
-            finish(tile.c)
-    if not many:
-        for c in list(accumulators):
-            finish(c)
-
-
-def _halves(
-    lowering: Lowering, operand: ir.Value, registers: Sequence[int]
-) -> tuple[list[ir.Value], list[ir.Value]]:
-    """f32 registers rounded to tf32, and what that lost."""
-    values = _pick(lowering, operand, registers)
-    words = [to_tf32(lowering, value) for value in values]
-    pairs = zip(values, words, strict=True)
-    return words, [_rest(lowering, value, word) for value, word in pairs]
-
-
-def _finite_or_zero(lowering: Lowering, value: ir.Value) -> ir.Value:
-    magnitude = lowering.and_(lowering.bitcast(value, lowering.i32), 0x7FFFFFFF)
-    finite = lowering.compare("ult", magnitude, 0x7F800000)
-    return lowering.select(finite, value, lowering.zero(lowering.f32))
 
 
 RULES = {"mt.dot": lower_dot}

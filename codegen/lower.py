@@ -33,7 +33,7 @@ CONSUMER_BARRIER = 1  # its number; 0 is that of all warps
 FAMILIES = (
     "elementwise", "math", "casts", "memory", "atomics", "program", "debug", "control_flow",
     "shape", "shared", "convert", "reduce", "scan", "indexed", "dot", "async_copy", "warpgroup",
-    "tma", "warp_split", "cluster",
+    "tma", "warp_split", "cluster", "per_element", "fp4_upcast",
 )  # fmt: skip
 Rule = Callable[["Lowering", ir.Operation], None]
 Lowered: TypeAlias = Tile | ir.Value

@@ -13,7 +13,8 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from minitriton.codegen.byte_transpose import load_bytes
-from minitriton.codegen.dot import fp8_name, to_tf32
+from minitriton.codegen.dot import fp8_name
+from minitriton.codegen.dot_parts import to_tf32
 from minitriton.codegen.emit import width_of
 from minitriton.codegen.lower import Lowering, integer_attribute
 from minitriton.codegen.shared_address import load_plan, shared_word

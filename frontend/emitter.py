@@ -13,6 +13,7 @@ from typing import Any
 from minitriton.frontend.values import Tensor
 from minitriton.ir import dtypes
 from minitriton.ir.builder import Builder, i32_attr
+from minitriton.ir.context import first_effect
 from minitriton.ir.mlir import ir
 from minitriton.ir.signs import is_non_negative
 from minitriton.ir.target import Target
@@ -30,6 +31,7 @@ class Emitter:
         self.place: Callable[[], tuple[str, int, str]] = lambda: ("", 0, "")  # file, line, function
         self.printed: set[tuple[Any, str]] = set()  # what static_print said already
         self._types: dict[dtypes.AnyType, ir.Type] = {}
+        self._holders: list[ir.Operation] = []  # of blocks that were filled detached
 
     def type(self, type_: dtypes.AnyType) -> ir.Type:
         """The MLIR type, cached."""
@@ -81,6 +83,20 @@ class Emitter:
             *[self.type(t) for t in types], arg_locs=[self.builder.loc] * len(types)
         )
         return block, [Tensor(a, t) for a, t in zip(block.arguments, types, strict=True)]
+
+    @contextmanager
+    def detached(self, types: Sequence[dtypes.AnyType]) -> Iterator[tuple[Any, list[Tensor]]]:
+        """A block to fill before the operation that it will be moved to, and its arguments."""
+        holder = ir.Operation.create("scf.execute_region", [], [], None, None, 1, self.builder.loc)
+        self._holders.append(holder)
+        block, arguments = self.block(holder.regions[0], types)
+        with self.inside(block):
+            yield block, arguments
+
+    @staticmethod
+    def effect_in(operation: ir.Operation) -> str | None:
+        """Name of an op inside `operation` that has effects, without "mt."; None if none has."""
+        return first_effect(operation)
 
     def is_non_negative(self, value: Tensor) -> bool:
         """Whether a scalar integer is known not to be below zero; arithmetic is taken as exact."""

@@ -20,7 +20,7 @@ from minitriton.frontend.values import Tensor, is_number, unwrap
 from minitriton.ir import dtypes
 from minitriton.ir.dtypes import block_type, dtype
 
-PRECISIONS = ("tf32", "tf32x3", "ieee")
+PRECISIONS = ("tf32", "tf32x3", "bf16x3", "bf16x6", "ieee")
 _OPERANDS = (
     dtypes.int8, dtypes.uint8, dtypes.float16, dtypes.bfloat16, dtypes.float32, dtypes.float64,
     dtypes.float8e5, dtypes.float8e4nv,
@@ -46,8 +46,9 @@ def dot(
     Operands fp16, bf16, fp32, fp64, fp8, int8 of one type (two fp8 types may mix); the sum is
     formed in fp32, int32 or fp64, or in fp16 on request. K has a minimum of 8 (32 bits), 16
     (16 bits) or 32 (8 bits), and comes in steps of that. `input_precision` says how fp32 operands
-    are multiplied: "tf32" (default), "tf32x3" or "ieee". `max_num_imprecise_acc`: how many
-    fp8 products Hopper may sum with its 14 bits or so; all by default, as in Triton.
+    are multiplied: "tf32" (default), as sums of parts by "tf32x3", "bf16x3" (errors of 2^-16) or
+    "bf16x6" (about 2^-23), or "ieee". `max_num_imprecise_acc`: how many fp8 products Hopper may
+    sum with its 14 bits or so; all by default, as in Triton.
     """
     e = emitter()
     a, b = tile("tl.dot", input), tile("tl.dot", other)
@@ -55,7 +56,7 @@ def dot(
     shape = _result_shape(a, b)
     precision = _precision(input_precision, allow_tf32)
     result = _result_type(a.dtype, unwrap(out_dtype))
-    accumulator = _accumulator(unwrap(acc), block_type(result, shape))
+    accumulator = accumulator_of(unwrap(acc), block_type(result, shape))
     limit = unwrap(max_num_imprecise_acc)
     attributes = {
         "input_precision": e.string(precision),
@@ -123,7 +124,8 @@ def _result_type(operand: dtype, out: Any) -> dtype:
     return wanted
 
 
-def _accumulator(acc: Any, product: block_type) -> Tensor:
+def accumulator_of(acc: Any, product: block_type) -> Tensor:
+    """`acc` where it has the type of the product; zeros for None or 0."""
     e = emitter()
     if acc is None or (is_number(acc) and acc == 0):
         return e.constant(product, 0)

@@ -161,6 +161,8 @@ def while_loop(frame: Frame, node: ast.While) -> Flow:
 
     def test() -> bool | Tensor:
         value = frame.eval(node.test)
+        if isinstance(value, ranges.condition):
+            value = value.value
         frame.mark(node.test)
         return require_condition(frame, value, "'while'")
 

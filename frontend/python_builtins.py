@@ -169,7 +169,16 @@ def str_(value: Any = "") -> str:
     return str(_constant("str", str, value))
 
 
+@builtin
+def slice_(start: Any, stop: Any = None, step: Any = None) -> slice:
+    """Python's slice, of constants: an index of tuples."""
+    return slice(
+        *(None if v is None else constants.integer(v, "a slice") for v in (start, stop, step))
+    )
+
+
 REPLACEMENTS: dict[Any, Any] = {
+    slice: slice_,
     int: int_,
     float: float_,
     bool: bool_,

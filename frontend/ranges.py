@@ -1,4 +1,4 @@
-"""What a `for` runs over: ranges with loop options, and sequences known at compile time."""
+"""What loops are driven by: ranges and conditions with options, sequences known at compile time."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import builtins
 from collections.abc import Iterator
 from typing import Any
 
+from minitriton.frontend.constants import flag
 from minitriton.frontend.errors import NotConstexpr, NotIterable, RangeBounds, ZeroStep, kind_of
 from minitriton.frontend.values import Tensor, unwrap
 
@@ -76,6 +77,17 @@ class static_range(range):
         for value in self.bounds:
             if isinstance(value, Tensor):
                 raise NotConstexpr("a bound of tl.static_range", kind_of(value), "an integer")
+
+
+class condition:
+    """What a `while` tests, with options of the loop. `disable_licm` is accepted without effect:
+    nothing is moved out of a `while`."""
+
+    __mt_builtin__ = True
+
+    def __init__(self, arg1: Any, disable_licm: Any = False) -> None:
+        self.value = unwrap(arg1)
+        flag(disable_licm, "disable_licm")
 
 
 _python_range = builtins.range

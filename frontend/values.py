@@ -70,6 +70,10 @@ class Compound:
         raise AssertionError("a subclass says so")
 
 
+class const:
+    """Annotation of a pointer through which a kernel does not store."""
+
+
 class constexpr:
     """A compile-time constant made by host code; folds under Python's operators."""
 

@@ -72,9 +72,13 @@ class Builder:
 # Ops whose operands (results) may differ in type and come in several groups: how many groups.
 OPERAND_GROUPS = {
     "mt.load": 3, "mt.async_copy": 4, "mt.reduce": MAX_VALUES, "mt.scan": MAX_VALUES,
-    "mt.yield": MAX_VALUES, "mt.print": MAX_VALUES,
+    "mt.yield": MAX_VALUES, "mt.print": MAX_VALUES, "mt.elementwise_asm": MAX_VALUES,
+    "mt.effectful_asm": MAX_VALUES, "mt.map_elementwise": MAX_VALUES,
 }  # fmt: skip
-RESULT_GROUPS = {"mt.reduce": MAX_VALUES, "mt.scan": MAX_VALUES}
+RESULT_GROUPS = {
+    "mt.reduce": MAX_VALUES, "mt.scan": MAX_VALUES, "mt.elementwise_asm": MAX_VALUES,
+    "mt.effectful_asm": MAX_VALUES, "mt.map_elementwise": MAX_VALUES,
+}  # fmt: skip
 
 
 def segment_sizes(name: str, operands: int, results: int) -> dict[str, ir.Attribute]:

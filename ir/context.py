@@ -13,11 +13,18 @@ import types
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from minitriton.ir import ops_compute, ops_indexed, ops_memory, ops_program, ops_shape
+from minitriton.ir import (
+    ops_compute,
+    ops_elementwise,
+    ops_indexed,
+    ops_memory,
+    ops_program,
+    ops_shape,
+)
 from minitriton.ir.dialect import MT, NoEffects
 from minitriton.ir.mlir import dialect_search_prefix, ir
 
-FAMILIES = (ops_program, ops_shape, ops_compute, ops_indexed, ops_memory)
+FAMILIES = (ops_program, ops_shape, ops_compute, ops_elementwise, ops_indexed, ops_memory)
 # Re-entrant: a kernel that is compiled while another is being built (constexpr_function) nests.
 _compile_lock = threading.RLock()
 
@@ -42,6 +49,24 @@ def use() -> Iterator[ir.Context]:
     """Enters the context for a `with` block; one thread compiles at a time."""
     with _compile_lock, context() as entered, ir.Location.unknown():
         yield entered
+
+
+@functools.cache
+def _pure_names() -> frozenset[str]:
+    return frozenset(op.OPERATION_NAME for family in FAMILIES for op in family.PURE)
+
+
+def first_effect(operation: ir.Operation) -> str | None:
+    """Name without "mt." of an op inside `operation` that has effects; None if none has."""
+    for region in operation.regions:
+        for block in region.blocks:
+            for view in block.operations:
+                op = view.operation
+                own = op.name.startswith("mt.") and op.name not in _pure_names() | {"mt.yield"}
+                found = op.name.removeprefix("mt.") if own else first_effect(op)
+                if found is not None:
+                    return found
+    return None
 
 
 @functools.cache

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from minitriton.ir import interpret_elementwise
 from minitriton.ir import interpret_ops as meaning
 from minitriton.ir.diagnostics import InternalError
 from minitriton.ir.dialect import PtrType
@@ -36,9 +37,11 @@ class Memory(Protocol):
 
 
 def interpret(
-    module: ir.Module, memory: Memory, arguments: Sequence[Any], grid: tuple[int, int, int]
-) -> None:
-    """Runs every program of the module's kernel; `arguments` are addresses and numbers."""
+    module: ir.Module, memory: Memory, arguments: Sequence[Any], grid: tuple[int, int, int],
+    assembly: interpret_elementwise.Assembly | None = None,
+) -> None:  # fmt: skip
+    """Runs every program of the module's kernel; `arguments` are addresses and numbers.
+    assembly: how to run inline PTX."""
     function = next(
         op for op in module.body.operations if op.operation.name == "func.func"
     ).operation
@@ -52,7 +55,7 @@ def interpret(
     groups = ir.IntegerAttr(attributes[ROW_GROUPS]).value if ROW_GROUPS in attributes else 1
     for z, y, x in itertools.product(*(range(n) for n in reversed(grid))):
         for group in range(groups):
-            program = Program((x, y, z), grid, memory, values, specs, group)
+            program = Program((x, y, z), grid, memory, values, specs, group, assembly)
             program.run_block(block, values)
 
 
@@ -69,9 +72,11 @@ class Program:
     def __init__(
         self, ids: Sequence[int], grid: Sequence[int], memory: Memory,
         arguments: Sequence[Any] = (), tensor_maps: Sequence[dict[str, Any]] = (), group: int = 0,
+        assembly: interpret_elementwise.Assembly | None = None,
     ) -> None:  # fmt: skip
         self.ids, self.grid, self.memory, self.group = ids, grid, memory, group
         self.arguments, self.tensor_maps = arguments, tensor_maps
+        self.assembly = assembly
         self.values: dict[ir.Value, Any] = {}
 
     def run_block(self, block: ir.Block, arguments: Sequence[Any]) -> list[Any]:
@@ -415,5 +420,6 @@ RULES: dict[str, Rule] = {
     "mt.mbarrier_arrive": _nothing, "mt.split_warps": _nothing,
     "mt.turn_wait": _nothing, "mt.turn_pass": _nothing,
     "mt.proxy_fence": _nothing, "mt.warpgroup_wait": _nothing,
+    **interpret_elementwise.RULES,
 }  # fmt: skip
 TERMINATORS = frozenset({"scf.yield", "scf.condition", "mt.yield", "func.return"})

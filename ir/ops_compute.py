@@ -84,7 +84,7 @@ class PreciseOp(MT.Operation, name="precise"):
 class DotOp(MT.Operation, name="dot"):
     """c + a @ b on tiles of rank 2 ([M,K] [K,N] [M,N]) or rank 3 with a leading batch.
 
-    `input_precision`: "tf32", "tf32x3", "ieee" (means something for f32 operands only);
+    `input_precision`: "tf32", "tf32x3", "bf16x3", "bf16x6", "ieee" (for f32 operands only);
     `max_imprecise` i32: longest chain of fp8 products summed in the tensor core (0: no limit).
     """
 

@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from minitriton.autotune import Config, autotune, heuristics
     from minitriton.compiled import CompiledKernel
+    from minitriton.errors import CompilationError, TritonError
     from minitriton.frontend.source import constexpr_function
     from minitriton.ir.diagnostics import CompileError, InternalError, MiniTritonError
-    from minitriton.jit import Kernel, jit, reload_switches
+    from minitriton.jit import JITFunction, Kernel, jit, reload_switches
+    from minitriton.kernel_interface import KernelInterface
     from minitriton.runtime.arguments import TensorWrapper, reinterpret
     from minitriton.runtime.driver import CudaError, DeviceLostError, OutOfResources
     from minitriton.sizes import cdiv, next_power_of_2
@@ -36,7 +38,11 @@ _HOMES = {
     "CompileError": "minitriton.ir.diagnostics",
     "InternalError": "minitriton.ir.diagnostics",
     "MiniTritonError": "minitriton.ir.diagnostics",
+    "CompilationError": "minitriton.errors",
+    "TritonError": "minitriton.errors",
+    "JITFunction": "minitriton.jit",
     "Kernel": "minitriton.jit",
+    "KernelInterface": "minitriton.kernel_interface",
     "jit": "minitriton.jit",
     "TensorWrapper": "minitriton.runtime.arguments",
     "CudaError": "minitriton.runtime.driver",
@@ -49,19 +55,23 @@ _HOMES = {
     "reload_switches": "minitriton.jit",
     "set_allocator": "minitriton.workspace",
 }
-_MODULES = ("kernels", "language", "testing", "tools")
+_MODULES = ("errors", "kernels", "knobs", "language", "testing", "tools")
 
 __all__ = [
+    "CompilationError",
     "CompileError",
     "CompiledKernel",
     "Config",
     "CudaError",
     "DeviceLostError",
     "InternalError",
+    "JITFunction",
     "Kernel",
+    "KernelInterface",
     "MiniTritonError",
     "OutOfResources",
     "TensorWrapper",
+    "TritonError",
     "autotune",
     "cdiv",
     "constexpr_function",

@@ -14,6 +14,7 @@ from typing import Any
 
 from minitriton import testing
 from minitriton.ir.diagnostics import CompileError, MiniTritonError
+from minitriton.kernel_interface import KernelInterface
 from minitriton.runtime.arguments import HOST, classify
 from minitriton.runtime.assembler import AssemblerError
 from minitriton.runtime.driver import OutOfResources
@@ -52,7 +53,7 @@ class Config:
         return ", ".join(f"{name}: {value}" for name, value in self.all_kwargs().items())
 
 
-class _Wrapper:
+class _Wrapper(KernelInterface):
     """What autotuned kernels and kernels with heuristics share with a Kernel."""
 
     def __init__(self, fn: Any) -> None:
@@ -66,19 +67,8 @@ class _Wrapper:
         """The Kernel under all wrappers."""
         return self.fn.kernel if isinstance(self.fn, _Wrapper) else self.fn
 
-    def run(self, *args: Any, grid: Any = None, warmup: bool = False, **kwargs: Any) -> Any:
-        """Launch over `grid`, or with `warmup` only compile."""
-        raise TypeError("a wrapper decides how to run")
-
-    def __getitem__(self, grid: Any) -> Callable[..., Any]:
-        return lambda *args, **kwargs: self.run(*args, grid=grid, **kwargs)
-
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.fn(*args, **kwargs)  # raises: kernels need a grid
-
-    def warmup(self, *args: Any, grid: Any = None, **kwargs: Any) -> Any:
-        """Compile without launching."""
-        return self.run(*args, grid=grid, warmup=True, **kwargs)
 
     def named(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Arguments by name, defaults included."""

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from minitriton import options
+from minitriton import options, refused_asm
 from minitriton.frontend.signature import Specialization
 from minitriton.ir.target import Target
 from minitriton.runtime import assembler, cache
@@ -158,7 +158,10 @@ class CompiledKernel:
             if self._cubin is None:
                 self.check_resources()
                 ptxas = self._settings.ptxas
-                done = assembler.assemble(self.ptx, self.target.arch, self.name, ptxas=ptxas)
+                try:
+                    done = assembler.assemble(self.ptx, self.target.arch, self.name, ptxas=ptxas)
+                except assembler.AssemblerError as error:
+                    raise refused_asm.explained(error, self.ptx) or error from error
                 self._cubin = done.cubin
                 self.metadata |= {
                     "registers": done.registers,

@@ -22,6 +22,7 @@ from minitriton.compiler import Stages, compile_kernel
 from minitriton.frontend.signature import Specialization
 from minitriton.ir.diagnostics import MiniTritonError
 from minitriton.ir.target import Target
+from minitriton.kernel_interface import KernelInterface
 from minitriton.runtime import driver
 from minitriton.runtime.arguments import HOST, ArgumentError
 from minitriton.runtime.launch import normalize_grid
@@ -67,7 +68,7 @@ class _NoTensor:
     """Stands for torch.Tensor while torch is not imported."""
 
 
-class Kernel:
+class Kernel(KernelInterface):
     """A jit function. `kernel[grid](*args, **options)` launches; see `jit` for the parameters."""
 
     def __init__(
@@ -337,6 +338,9 @@ class Kernel:
             if finish is not None:
                 finish()
         return compiled
+
+
+JITFunction = Kernel  # its name in Triton
 
 
 @overload

@@ -224,7 +224,7 @@ class _Emitter:
         self._create(op, [self.typed(op.results[0].type, plan.c)], operands, extra)
 
     def _fold(self, op: ir.Operation) -> None:
-        """reduce and scan: the combine region moves over; it may refer to constants outside."""
+        """reduce, scan and map: the region moves over; it may refer to constants outside."""
         layout = self.choice.operand_layout(op)
         operands = [self.tile(v, layout) for v in op.operands]
         new = self._create(op, [self.own_type(r) for r in op.results], operands)
@@ -324,6 +324,7 @@ RULES: dict[str, Callable[[_Emitter, ir.Operation], None]] = {
     "mt.dot": _Emitter._dot,
     "mt.reduce": _Emitter._fold,
     "mt.scan": _Emitter._fold,
+    "mt.map_elementwise": _Emitter._fold,
     "mt.split": _Emitter._split,
     "mt.join": _Emitter._join,
     "mt.cat": _Emitter._join,

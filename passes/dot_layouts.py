@@ -10,7 +10,7 @@ from minitriton.ir.fma_layout import fma_operand
 from minitriton.ir.linear_layout import LinearLayout, granule
 from minitriton.ir.mlir import ir
 from minitriton.ir.types import bit_width
-from minitriton.passes.op_classes import is_elementwise
+from minitriton.passes.op_classes import keeps_elements
 from minitriton.passes.traversal import blocks_of, int_attribute, terminator_of
 from minitriton.passes.warpgroup_dots import ADJACENT_ROWS, suits_warpgroups
 
@@ -39,6 +39,8 @@ def mma_element_bits(op: ir.Operation) -> int | None:
         precision = ir.StringAttr(op.attributes["input_precision"]).value
         if not isinstance(element, ir.F32Type) or precision == "ieee":
             return None
+        if precision.startswith("bf16"):  # parts of the operands
+            return 16
     if bits == 16 and isinstance(element, ir.IntegerType):
         return None
     return bits
@@ -108,7 +110,7 @@ def _reaches_row_consumer(op: ir.Operation) -> bool:
                     return True
             elif name == "scf.yield" and user.parent.operation.name == "scf.if":
                 pending.append(user.parent.operation.results[use.operand_number])
-            elif is_elementwise(name) and user not in seen:
+            elif keeps_elements(name) and user not in seen:
                 seen.add(user)
                 pending.append(user.results[0])
     return False
@@ -139,6 +141,6 @@ def _left_comes_from_dot(op: ir.Operation) -> bool:
         if maker.name == "scf.if":
             index = list(maker.results).index(value)
             pending += [terminator_of(block).operands[index] for block in blocks_of(maker)]
-        if is_elementwise(maker.name):
+        if keeps_elements(maker.name):
             pending += [v for v in maker.operands if isinstance(v.type, ir.RankedTensorType)]
     return False

@@ -59,7 +59,7 @@ class GlobalOrder:
         self._function = function
         self._entry = function.regions[0].blocks[0]
         self._maps = read_specs(module.operation)
-        watched = _READS | _ATOMICS | {"mt.store"}
+        watched = _READS | _ATOMICS | {"mt.store", "mt.effectful_asm"}
         self._accesses = [op for op in walk(function) if op.name in watched]
         self._numbers = {op: number for number, op in enumerate(self._accesses)}
 
@@ -70,9 +70,11 @@ class GlobalOrder:
         base = self._base(store)
         for other in self._accesses:
             after, before = self._may_follow(store, other), self._may_follow(other, store)
-            same = base is None or self._base(other) in (None, base)
             if other in copied or not (after or before):
                 continue
+            if other.name == "mt.effectful_asm":
+                return "inline assembly with effects may access the same memory"
+            same = base is None or self._base(other) in (None, base)
             if other.name in _ATOMICS:
                 return "an atomic operation orders it"
             if other.name == "mt.store":

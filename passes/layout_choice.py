@@ -16,7 +16,13 @@ from minitriton.ir.mlir import ir
 from minitriton.ir.reduction import is_scannable, scan_layout
 from minitriton.passes.access_layouts import AccessLayouts
 from minitriton.passes.dot_layouts import DotPlan, plan_dot
-from minitriton.passes.op_classes import MEMORY_ACCESS, is_elementwise, is_tile, tile_operands
+from minitriton.passes.op_classes import (
+    MEMORY_ACCESS,
+    SEVERAL_RESULTS,
+    is_elementwise,
+    is_tile,
+    tile_operands,
+)
 from minitriton.passes.traversal import Value, int_array, int_attribute, ops_of, terminator_of
 
 ACCESS, ACCUMULATOR = 1, 2  # priorities: what a value's layout was made for
@@ -145,6 +151,11 @@ class LayoutChoice:
     def _histogram(self, op: ir.Operation) -> None:
         layout = self.access.default(tuple(op.results[0].type.shape))
         self.place(op.results[0], layout, ACCESS)
+
+    def _several(self, op: ir.Operation) -> None:
+        """Results in the layout of the operands; placed, so that nothing is computed twice."""
+        if is_tile(op.results[0]):
+            self._scan(op)
 
     def _image(self, op: ir.Operation) -> None:
         """trans and reshape of a placed tile keep its registers; else they stay unplaced."""
@@ -324,6 +335,7 @@ RULES: dict[str, Callable[[LayoutChoice, ir.Operation], None]] = {
     "mt.flip_blocks": LayoutChoice._scan,
     "mt.gather": LayoutChoice._gather,
     "mt.histogram": LayoutChoice._histogram,
+    **dict.fromkeys(SEVERAL_RESULTS, LayoutChoice._several),
     "mt.split": LayoutChoice._split,
     "scf.for": LayoutChoice._for,
     "scf.if": LayoutChoice._if,

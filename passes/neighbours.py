@@ -15,7 +15,7 @@ from minitriton.ir.mlir import ir
 from minitriton.ir.warp_roles import PRODUCER
 from minitriton.passes.ahead_of_time import is_scalar_load
 from minitriton.passes.multi_buffer import EQ, compare
-from minitriton.passes.op_classes import is_pure, is_tile, may_trap
+from minitriton.passes.op_classes import is_pure, is_tile, may_trap, names_special_register
 from minitriton.passes.traversal import (
     Value,
     around_in,
@@ -119,6 +119,7 @@ class Neighbours:
             return False
         here = self._is_known_before(value)
         allowed = is_pure(op.name) and (here or not may_trap(op))
+        allowed = allowed and not names_special_register(op)
         # the neighbour loads from there, too
         allowed = allowed or (here and is_scalar_load(op))
         return allowed and all(map(self._is_rebuildable, op.operands))
@@ -181,7 +182,11 @@ def _sources(value: Value) -> list[Value] | None:
             return [*list(op.operands)[:3], *ends]
         case "scf.if":
             return [op.operands[0], *(_yielded(region, number) for region in op.regions)]
-    if op.name in _PLACES or not (is_pure(op.name) or is_scalar_load(op)):
+    if (
+        op.name in _PLACES
+        or names_special_register(op)
+        or not (is_pure(op.name) or is_scalar_load(op))
+    ):
         return None
     return list(op.operands)
 

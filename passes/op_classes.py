@@ -14,17 +14,29 @@ SHAPE_OPS = frozenset(
     f"mt.{name}"
     for name in ("expand_dims", "broadcast", "reshape", "trans", "join", "split", "cat")
 )
+# Each of several results is made element by element (ir/ops_elementwise.py).
+SEVERAL_RESULTS = frozenset(
+    ("mt.elementwise_asm", "mt.effectful_asm", "mt.map_elementwise", "mt.unpack_e2m1")
+)
 # Ops that hand a tile on to what reads it, in another layout or order.
 MOVES = frozenset(("mt.convert_layout", "mt.trans"))
 MEMORY_ACCESS = frozenset(("mt.load", "mt.store", "mt.atomic_rmw", "mt.atomic_cas"))
 # Ops after which values read from global memory before may be stale.
 MAY_WRITE = frozenset(
     ("mt.store", "mt.atomic_rmw", "mt.atomic_cas", "mt.barrier", "mt.grid_wait", "scf.while",
-     "scf.for", "scf.if")
+     "scf.for", "scf.if", "mt.effectful_asm")
 )  # fmt: skip
 # Ops through which a loop may overwrite what its loads read.
 WRITES_IN_LOOP = frozenset(
-    ("mt.store", "mt.atomic_rmw", "mt.atomic_cas", "mt.barrier", "mt.grid_wait", "scf.while")
+    (
+        "mt.store",
+        "mt.atomic_rmw",
+        "mt.atomic_cas",
+        "mt.barrier",
+        "mt.grid_wait",
+        "scf.while",
+        "mt.effectful_asm",
+    )
 )
 LOOPS = frozenset(("scf.for", "scf.while"))
 DIVISIONS = frozenset(f"arith.{name}" for name in ("divsi", "divui", "remsi", "remui"))
@@ -32,7 +44,7 @@ _PURE_MT = frozenset(
     f"mt.{name}"
     for name in ("program_id", "num_programs", "cta_id", "cta_count", "group_id", "group_count",
                  "make_range", "splat", "dot", "reduce", "scan", "gather", "histogram",
-                 "convert_layout")
+                 "convert_layout", "elementwise_asm", "map_elementwise", "unpack_e2m1")
 ) | _ELEMENTWISE_MT | SHAPE_OPS  # fmt: skip
 
 
@@ -43,16 +55,30 @@ def is_elementwise(name: str) -> bool:
     return name in _ELEMENTWISE_MT
 
 
+def keeps_elements(name: str) -> bool:
+    """`is_elementwise`, or the same for each of several results."""
+    return is_elementwise(name) or name in SEVERAL_RESULTS
+
+
+def names_special_register(op: ir.Operation) -> bool:
+    """Whether an op is inline PTX that may depend on where it runs: %ctaid, %tid, %smid, ..."""
+    return "asm" in op.attributes and "%" in ir.StringAttr(op.attributes["asm"]).value
+
+
 def is_pure(name: str) -> bool:
     """No effect, and the same result for the same operands wherever it runs."""
     return name in _PURE_MT or name.startswith(("arith.", "math."))
 
 
 def may_trap(op: ir.Operation) -> bool:
-    """Division by a value that is not a known nonzero constant: it must not be speculated."""
+    """Division by a value that is not a known nonzero constant, or a function of scalars that has
+    one or may not end: it must not be speculated."""
+    from minitriton.passes.traversal import integer_constant, walk
+
+    if op.name == "mt.map_elementwise":
+        return any(inner.name == "scf.while" or may_trap(inner) for inner in walk(op))
     if op.name not in DIVISIONS:
         return False
-    from minitriton.passes.traversal import integer_constant
 
     return integer_constant(op.operands[1]) in (None, 0, -1)
 

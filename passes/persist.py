@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from minitriton.ir.builder import Builder, i32_attr
 from minitriton.ir.mlir import ir
 from minitriton.passes.global_order import PROGRAMS
+from minitriton.passes.op_classes import names_special_register
 from minitriton.passes.producer_slice import Slice
 from minitriton.passes.rings import RingSet
 from minitriton.passes.traversal import (
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 ATTRIBUTE = "mt.persistent"
 # With these a program may wait for another one, or say where in the grid it is.
-_REFUSED = frozenset(("scf.while", "mt.atomic_cas", "mt.assert", "mt.print"))
+_REFUSED = frozenset(("scf.while", "mt.atomic_cas", "mt.assert", "mt.print", "mt.effectful_asm"))
 
 
 def refusal(
@@ -46,7 +47,7 @@ def refusal(
     which starts the next one wherever there is room.
     """
     for op in walk(function):
-        if op.name in _REFUSED:
+        if op.name in _REFUSED or names_special_register(op):
             return f"it has {op.name}"
     if any(block_of(found.state[1]) != function.regions[0].blocks[0] for found in sets):
         return "some programs may skip its loops"

@@ -31,7 +31,7 @@ from minitriton.passes.ahead_of_time import AheadOfTime
 from minitriton.passes.global_order import may_overwrite
 from minitriton.passes.held_operands import Brought, bring_in
 from minitriton.passes.multi_buffer import Staged, is_fixed, rewrite_loop
-from minitriton.passes.op_classes import is_elementwise, is_tile, widens
+from minitriton.passes.op_classes import is_tile, keeps_elements, widens
 from minitriton.passes.remarks import add_remark
 from minitriton.passes.row_groups import registers
 from minitriton.passes.shared_usage import SHARED_RESERVE
@@ -287,8 +287,8 @@ def _dot_operand(load: ir.Operation) -> int | None:
             if user.name == "mt.dot" and use.operand_number < 2:
                 return use.operand_number ^ flipped
             moves = user.name in ("mt.convert_layout", "arith.bitcast") or widens(user)
-            if moves or (quantised and is_elementwise(user.name)):
-                pending.append((user.results[0], flipped))
+            if moves or (quantised and keeps_elements(user.name)):
+                pending += [(result, flipped) for result in user.results]
             elif user.name == "mt.trans":
                 order = int_array(user, "order")
                 swaps = order[-2:] == [len(order) - 1, len(order) - 2]
@@ -317,9 +317,9 @@ def _is_unpacked(load: ir.Operation) -> bool:
             if user.name == "mt.dot":
                 if joined and use.operand_number < 2:
                     return True
-            elif is_elementwise(user.name) or user.name in _UNPACKING:
-                following = (user.results[0], joined or user.name == "mt.join")
-                if following not in seen:
-                    seen.add(following)
-                    pending.append(following)
+            elif keeps_elements(user.name) or user.name in _UNPACKING:
+                after = joined or user.name == "mt.join"
+                following = [(result, after) for result in user.results]
+                pending += [item for item in following if item not in seen]
+                seen.update(following)
     return False

@@ -14,7 +14,12 @@ from minitriton.ir.diagnostics import InternalError
 from minitriton.ir.mlir import ir
 from minitriton.ir.target import Target
 from minitriton.ir.warp_roles import PRODUCER, PRODUCER_SUFFIX, ROW_GROUPS
-from minitriton.passes.op_classes import MEMORY_ACCESS, is_pure, is_tile
+from minitriton.passes.op_classes import (
+    MEMORY_ACCESS,
+    is_pure,
+    is_tile,
+    names_special_register,
+)
 from minitriton.passes.tile_pass import PassOptions
 from minitriton.passes.traversal import (
     Value,
@@ -92,7 +97,7 @@ class Slice:
             if op.name == "mt.load":
                 if "volatile" in op.attributes or _may_follow(op, writes, order):
                     return "what it copies depends on a scalar that the kernel may write"
-            elif not is_pure(op.name):
+            elif not is_pure(op.name) or names_special_register(op):
                 return f"what it copies, or how often, depends on {op.name}"
         return None
 

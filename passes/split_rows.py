@@ -34,7 +34,7 @@ from minitriton.passes.traversal import (
 
 GROUP_ROWS = 64  # of one wgmma
 _LEAVES = frozenset(("mt.make_range", "mt.splat", "arith.constant"))
-_OF_THE_PROGRAM = frozenset(("mt.barrier", "mt.print", "mt.assert"))
+_OF_THE_PROGRAM = frozenset(("mt.barrier", "mt.print", "mt.assert", "mt.effectful_asm"))
 
 
 def run(module: ir.Module, target: Target, options: PassOptions) -> None:

@@ -13,7 +13,7 @@ from itertools import takewhile
 
 from minitriton.ir.dialect import shape_of
 from minitriton.ir.mlir import ir
-from minitriton.passes.op_classes import MEMORY_ACCESS, is_elementwise, is_tile, tile_operands
+from minitriton.passes.op_classes import MEMORY_ACCESS, is_tile, keeps_elements, tile_operands
 from minitriton.passes.traversal import (
     Value,
     blocks_of,
@@ -72,7 +72,7 @@ class TileDims:
         rule = _RULES.get(op.name)
         if rule is not None:
             rule(self, op)
-        elif is_elementwise(op.name) or op.name in MEMORY_ACCESS:
+        elif keeps_elements(op.name) or op.name in MEMORY_ACCESS:
             self.tie_all([*op.operands, *op.results])
         elif op.name not in ("scf.yield", "scf.condition"):  # of the op around them
             for tile in [*tile_operands(op), *filter(is_tile, op.results)]:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from minitriton.ir.axis import is_separable
 from minitriton.ir.diagnostics import InternalError
-from minitriton.ir.dialect import element_of, shape_of
+from minitriton.ir.dialect import shape_of
 from minitriton.ir.encoding import layout_of
 from minitriton.ir.fma_layout import fma_operand
 from minitriton.ir.linear_layout import LinearLayout
@@ -17,10 +17,9 @@ from minitriton.ir.mlir import ir
 from minitriton.ir.reduction import is_scannable
 from minitriton.ir.register_maps import narrowed
 from minitriton.ir.target import Target
-from minitriton.ir.types import bit_width
-from minitriton.passes.dot_layouts import mma_plan
+from minitriton.passes.dot_layouts import mma_element_bits, mma_plan
 from minitriton.passes.layout_choice import preimage
-from minitriton.passes.op_classes import is_elementwise, is_tile
+from minitriton.passes.op_classes import is_tile, keeps_elements
 from minitriton.passes.tile_pass import PassOptions
 from minitriton.passes.traversal import (
     Value,
@@ -63,7 +62,7 @@ def _broken(op: ir.Operation, problem: str) -> InternalError:
 
 
 def _must_agree(name: str) -> bool:
-    return is_elementwise(name) or name in (
+    return keeps_elements(name) or name in (
         "mt.load", "mt.store", "mt.atomic_rmw", "mt.atomic_cas", "mt.assert",
     )  # fmt: skip
 
@@ -143,7 +142,8 @@ def _dot(op: ir.Operation) -> str | None:
         k = a.shape[-1]
         wrong = a != fma_operand(c, 0, k) or b != fma_operand(c, 1, k)
     else:
-        bits = bit_width(element_of(op.operands[0].type))
+        bits = mma_element_bits(op)
+        assert bits is not None, "a dot without mt.fma has an instruction"
         plan = mma_plan(op, tuple(int_array(op, "mt.warps")), bits)
         wrong = (a, b, c) != (plan.a, plan.b, plan.c)
     return "operands are not in the dot's layouts" if wrong else None

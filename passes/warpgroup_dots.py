@@ -57,6 +57,8 @@ def _is_call(op: ir.Operation) -> bool:
     """Ops that end in a call: ptxas has no inline form of them."""
     if op.name in ("mt.print", "mt.precise", "arith.remf"):
         return True
+    if "asm" in op.attributes:
+        return "call" in ir.StringAttr(op.attributes["asm"]).value
     if not len(op.results):
         return False
     element = element_of(op.results[0].type)

@@ -39,6 +39,24 @@ def matmul_kernel(a_ptr, b_ptr, c_ptr, K, N: tl.constexpr):
     tl.store(c_ptr + i[:, None] * N + i[None, :], acc)
 
 
+def text_kernel(x_ptr, out_ptr, n, PURE: tl.constexpr, BLOCK: tl.constexpr):
+    """Four bytes at a time through inline PTX, and a tied operand."""
+    i = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + i)
+    y, _ = tl.inline_asm_elementwise(
+        "{ .reg .b32 t; xor.b32 t, $3, 0x04040404; not.b32 $0, t; mov.b32 $1, t; mov.b32 $2, t; }",
+        "=&r,=r,=r,r",
+        [x],
+        (tl.int8, tl.float16),
+        is_pure=PURE,
+        pack=4,
+    )
+    wide = x.to(tl.int64)
+    w = tl.inline_asm_elementwise("{ .reg .s64 t; cvt.s64.s32 t, $2; add.s64 $0, $0, t; }",
+                                  "=l,0,r", [wide, n], tl.int64, PURE, 1)  # fmt: skip
+    tl.store(out_ptr + i, y.to(tl.int64) + w)
+
+
 class Mistake:
     """A pass that makes an op of each pair `wrong` out of every op of kind `right`."""
 
@@ -171,3 +189,13 @@ def test_a_mistaken_pipeline_stays_out_of_the_disk_cache(
     with pytest.raises(AssertionError):
         launch_rows(with_mistake(swap_subtraction, "simplify"))
     launch_rows(None)
+
+
+@pytest.mark.parametrize("pure", [True, False])
+def test_inline_ptx(pure: bool) -> None:
+    """It is run in the emulator, unless it has effects: then the kernel is left out."""
+    kernel = triton.jit(text_kernel)
+    x = torch.randint(-128, 128, (64,), dtype=torch.int8)
+    out = torch.zeros(64, dtype=torch.int64)
+    kernel[(1,)](x, out, 9, PURE=pure, BLOCK=64)
+    assert torch.equal(out, (~(x ^ 4)).long() + x.long() + 9)

@@ -5,7 +5,10 @@ Names and meaning follow triton.language. Importing it loads neither MLIR nor Nu
 
 from __future__ import annotations
 
+import builtins
+
 from minitriton.frontend.block_values import TensorDescriptor as tensor_descriptor
+from minitriton.frontend.lang_asm import inline_asm_elementwise
 from minitriton.frontend.lang_atomic import (
     atomic_add,
     atomic_and,
@@ -40,7 +43,9 @@ from minitriton.frontend.lang_descriptor import (
     store_tensor_descriptor,
 )
 from minitriton.frontend.lang_dot import dot
+from minitriton.frontend.lang_dot_scaled import dot_scaled
 from minitriton.frontend.lang_indexed import gather, histogram
+from minitriton.frontend.lang_map import map_elementwise
 from minitriton.frontend.lang_math import (
     abs,
     add,
@@ -112,9 +117,10 @@ from minitriton.frontend.lang_shape import (
     view,
 )
 from minitriton.frontend.lang_sort import sort, topk
-from minitriton.frontend.ranges import range, static_range
+from minitriton.frontend.python_builtins import slice_ as slice
+from minitriton.frontend.ranges import condition, range, static_range
 from minitriton.frontend.source import constexpr_function
-from minitriton.frontend.values import PropagateNan, constexpr
+from minitriton.frontend.values import PropagateNan, const, constexpr
 from minitriton.frontend.values import Tensor as tensor
 from minitriton.ir.dtypes import (
     bfloat16,
@@ -138,7 +144,7 @@ from minitriton.ir.dtypes import (
     uint64,
     void,
 )
-from minitriton.language import extra, math
+from minitriton.language import core, extra, math, target_info
 from minitriton.language.random import (
     pair_uniform_to_normal,
     philox,
@@ -154,6 +160,7 @@ from minitriton.language.random import (
 from minitriton.language.standard import swizzle2d
 
 TRITON_MAX_TENSOR_NUMEL = 1 << 20
+tuple = builtins.tuple  # type: ignore[type-arg]  # the class: kernels' tuples are Python's
 
 __all__ = [
     "TRITON_MAX_TENSOR_NUMEL",
@@ -183,8 +190,11 @@ __all__ = [
     "cdiv",
     "ceil",
     "clamp",
+    "condition",
+    "const",
     "constexpr",
     "constexpr_function",
+    "core",
     "cos",
     "cumprod",
     "cumsum",
@@ -193,6 +203,7 @@ __all__ = [
     "device_print",
     "div_rn",
     "dot",
+    "dot_scaled",
     "dtype",
     "erf",
     "exp",
@@ -212,6 +223,7 @@ __all__ = [
     "full_like",
     "gather",
     "histogram",
+    "inline_asm_elementwise",
     "int1",
     "int8",
     "int16",
@@ -226,6 +238,7 @@ __all__ = [
     "log2",
     "make_block_ptr",
     "make_tensor_descriptor",
+    "map_elementwise",
     "math",
     "max",
     "max_constancy",
@@ -257,6 +270,7 @@ __all__ = [
     "rsqrt",
     "sigmoid",
     "sin",
+    "slice",
     "softmax",
     "sort",
     "split",
@@ -272,11 +286,13 @@ __all__ = [
     "sum",
     "swizzle2d",
     "tanh",
+    "target_info",
     "tensor",
     "tensor_descriptor",
     "to_tensor",
     "topk",
     "trans",
+    "tuple",
     "uint8",
     "uint16",
     "uint32",

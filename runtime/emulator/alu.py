@@ -44,6 +44,13 @@ _SIMPLE_NAMES = (
     "szext mul24 mad24 testp"
 )
 _SIMPLE = _SIMPLE_NAMES.split()
+_ONE_SOURCE_NAMES = "neg abs not cnot ex2 lg2 rcp rsqrt sqrt sin cos tanh bfind brev popc clz testp"
+_THREE_SOURCES_NAMES = "mad fma bfe prmt shf dp4a sad mad24 min max"
+_MOST_SOURCES = {  # the others have two
+    **dict.fromkeys(_ONE_SOURCE_NAMES.split(), 1),
+    **dict.fromkeys(_THREE_SOURCES_NAMES.split(), 3),
+    "bfi": 4,
+}
 
 
 def bits_of(type_name: str) -> int:
@@ -63,6 +70,9 @@ def simple(ins: Ins) -> Decoded:
         return carry.chained(ins)
     op, type_name = ins.op, ins.type
     mods = frozenset(ins.mods[:-1])
+    most = _MOST_SOURCES.get(op, 2)
+    if len(ins.ops) > 1 + most:
+        raise ins.unsupported(f"{ins.op} has at most {1 + most} operands")
     if op == "dp4a":
         type_name = ".".join(ins.mods[-2:])
         mods = frozenset()

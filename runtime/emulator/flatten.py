@@ -13,6 +13,7 @@ from minitriton.runtime.emulator import syntax as ast
 from minitriton.runtime.emulator.block_order import reorder
 from minitriton.runtime.emulator.checks import Location, UnsupportedPTX
 from minitriton.runtime.emulator.module import (
+    SPECIAL_REGISTERS,
     Ins,
     KernelParam,
     Mem,
@@ -307,6 +308,10 @@ class _Flattener:
         if isinstance(o, ast.Register):
             if isinstance(scope.find(o.name), _PendingRegister):
                 return self._register(o.name, scope, line)
+            if o.name[1:].split(".")[0] not in SPECIAL_REGISTERS:
+                raise UnsupportedPTX(
+                    f"register {o.name!r} is not declared", line=line, location=self.loc
+                )
             return SReg(o.name[1:])
         if isinstance(o, ast.Immediate):
             return o

@@ -29,6 +29,16 @@ class Reg:
     name: str
 
 
+# Without the axis of those that have three.
+_SPECIAL_NAMES = (
+    "tid ntid ctaid nctaid laneid warpid nwarpid smid nsmid gridid clusterid nclusterid "
+    "cluster_ctaid cluster_nctaid cluster_ctarank cluster_nctarank is_explicit_cluster "
+    "lanemask_eq lanemask_lt lanemask_le lanemask_ge lanemask_gt clock clock_hi clock64 "
+    "globaltimer globaltimer_lo total_smem_size aggr_smem_size dynamic_smem_size"
+)
+SPECIAL_REGISTERS = frozenset(_SPECIAL_NAMES.split())
+
+
 @dataclass(frozen=True, slots=True)
 class SReg:
     """A special register, e.g. ``tid.x``."""

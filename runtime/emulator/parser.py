@@ -36,6 +36,7 @@ from minitriton.runtime.emulator.syntax import (
 
 _COMMENT = re.compile(r'"[^"\n]*"|//[^\n]*|/\*.*?\*/', re.S)
 _INTEGER = re.compile(r"[+-]?(0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)U?$")
+_REGISTER = re.compile(r"%[\w$]+(\.\w+)?$")
 _OFFSET = re.compile(r"^(.*?)\s*([+-])\s*([+-]?\s*\w+)$", re.S)
 
 
@@ -81,7 +82,7 @@ def parse_operand(text: str) -> Any:
     if "|" in text:
         left, right = text.split("|", 1)
         return Pair(parse_operand(left.strip()), parse_operand(right.strip()))
-    if first == "%":
+    if first == "%" and _REGISTER.match(text):
         return Register(text)
     if _INTEGER.match(text):
         return Immediate("i", _integer(text))
@@ -100,6 +101,8 @@ def _symbol_or_float(text: str) -> Any:
     try:
         return Immediate("f64", struct.unpack("<Q", struct.pack("<d", float(text)))[0])
     except ValueError:
+        if not re.match(r"[\w$]+$", text):  # text of several lines: a semicolon is missing
+            raise UnsupportedPTX(f"cannot parse operand {' '.join(text.split())!r}") from None
         return Symbol(text)
 
 
@@ -225,7 +228,11 @@ class _Builder:
         if items[0].type == "GUARD":
             text = str(items[0])[1:]
             guard, i = (text.lstrip("! \t"), text[0] == "!"), 1
-        operands = _operands(str(items[i + 1])) if len(items) > i + 1 else ()
+        try:
+            operands = _operands(str(items[i + 1])) if len(items) > i + 1 else ()
+        except UnsupportedPTX as problem:
+            message = f"{problem.message} of {items[i]}"
+            raise UnsupportedPTX(message, line=items[i].line) from None
         return Instruction(str(items[i]), operands, guard, items[i].line)
 
     def function(self, items: list[Any]) -> FunctionDecl:

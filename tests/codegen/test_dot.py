@@ -33,7 +33,8 @@ def dot_kernel(shape, types, warps, target="sm_80", precision="tf32", attributes
     shapes = [(*batch, m, k), (*batch, k, n), (*batch, m, n)]
     extra = dict(attributes or {})
     if warps:
-        layouts = [mma_operand(shapes[i], i, warps, BITS[types[0]]) for i in range(2)]
+        bits = 16 if precision.startswith("bf16") else BITS[types[0]]
+        layouts = [mma_operand(shapes[i], i, warps, bits) for i in range(2)]
         layouts.append(mma_accumulator(shapes[2], warps))
         extra["mt.warps"] = ir.DenseI32ArrayAttr.get(list(warps))
     else:
@@ -164,10 +165,21 @@ def test_f32_precisions():
     assert ieee < 4e-7
 
 
+@pytest.mark.parametrize(
+    ("precision", "bound", "products"), [("bf16x3", 1e-5, 3), ("bf16x6", 1e-6, 6)]
+)
 @with_context
-def test_tf32x3_keeps_infinities():
-    kernel, _ = dot_kernel((16, 8, 8), ("f32",) * 3, (1, 1), precision="tf32x3")
-    a, b = np.full((16, 8), 1.1, np.float32), np.full((8, 8), 0.7, np.float32)
+def test_f32_as_sums_of_bf16(precision, bound, products):
+    error, ptx = dot_error((32, 32, 64), ("f32",) * 3, (2, 2), precision=precision)
+    assert error < bound and ptx.count("mma.sync") == products * 2 * 1 * 4
+    assert "m16n8k16.row.col.f32.bf16" in ptx
+
+
+@pytest.mark.parametrize("precision", ["tf32x3", "bf16x3", "bf16x6"])
+@with_context
+def test_sums_of_parts_keep_infinities(precision):
+    kernel, _ = dot_kernel((16, 8, 16), ("f32",) * 3, (1, 1), precision=precision)
+    a, b = np.full((16, 16), 1.1, np.float32), np.full((16, 8), 0.7, np.float32)
     a[3, 2], b[5, 4] = np.inf, -np.inf
     result = np.zeros((16, 8), np.float32)
     run(kernel.ptx(), [a, b, np.zeros_like(result), result], 1)

@@ -468,7 +468,17 @@ def test_carry_chain_adds_and_multiplies_wide_integers() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["ld.global.b128 %d4, [%d2];", "shfl.sync.up.b64 %r5, %r1;", "atom.global.foo.u32 %r5;"]
+    "text",
+    [
+        "ld.global.b128 %d4, [%d2];",
+        "shfl.sync.up.b64 %r5, %r1;",
+        "atom.global.foo.u32 %r5;",
+        "add.u32 %r5, %r1, %r1, %r1;",
+        "popc.b32 %r5, %r1, %r1;",
+        "mov.u32 %r5, %nowhere;",
+        "add.u32 %r5, %r1, %r1 %r1;",
+        "add.u32 %r5, %r1, %r1\nadd.u32 %r5, %r1, %r1;",
+    ],
 )
 def test_odd_forms_are_refused_not_crashed(text: str) -> None:
     with pytest.raises(UnsupportedPTX) as caught:

@@ -78,6 +78,10 @@ def test_fp32_precisions(device):
     tf32 = run_dot((64, 64, 64), torch.float32, device, precision="tf32")
     tf32x3 = run_dot((64, 64, 64), torch.float32, device, precision="tf32x3")
     ieee = run_dot((64, 64, 64), torch.float32, device, precision="ieee")
+    bf16x3 = run_dot((64, 64, 64), torch.float32, device, precision="bf16x3")
+    bf16x6 = run_dot((64, 64, 64), torch.float32, device, precision="bf16x6")
+    assert 1e-7 < bf16x3 < 3e-5
+    assert bf16x6 < 3e-6
     assert 1e-6 < tf32 < 1e-3
     assert tf32x3 < 3e-6
     assert ieee < 2e-7
