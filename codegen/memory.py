@@ -8,6 +8,7 @@ already hold `other`. All inline accesses clobber memory, else LLVM would reorde
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from minitriton.codegen.access import plan_access
@@ -23,16 +24,34 @@ if TYPE_CHECKING:
 LETTERS = {16: "h", 32: "r", 64: "l"}
 
 
+@dataclass(frozen=True)
+class Hints:
+    """PTX suffixes of an access from `.volatile/.global` on, "" for a plain one, and what L2 does
+    with its lines (i64) where that is not the usual."""
+
+    suffixes: str = ""
+    policy: ir.Value | None = None
+
+    @property
+    def operand(self) -> list[ir.Value]:
+        """Of the instruction, after all others; its register is an "l"."""
+        return [] if self.policy is None else [self.policy]
+
+    def listed(self, number: int) -> str:
+        """The operand in the instruction's text, as its `number`."""
+        return "" if self.policy is None else f", ${number}"
+
+
 def _load(lowering: Lowering, op: ir.Operation) -> None:
     result = op.results[0]
     element = carried(element_of(result.type))
     extras = [lowering.registers(v) for v in list(op.operands)[1:]]
-    modifiers = load_modifiers(op)
+    hints = load_hints(lowering, op)
     pointers = lowering.registers(op.operands[0])
     if not isinstance(result.type, ir.RankedTensorType):
         mask = extras[0][0] if extras else None
         other = [extras[1][0]] if len(extras) > 1 else None
-        (value,) = _load_vector(lowering, element, 1, pointers[0], 0, mask, other, modifiers)
+        (value,) = _load_vector(lowering, element, 1, pointers[0], 0, mask, other, hints)
         lowering.set(result, value)
         return
     layout = layout_of(result.type)
@@ -44,7 +63,7 @@ def _load(lowering: Lowering, op: ir.Operation) -> None:
         other = [extras[1][r] for r in access.registers] if len(extras) > 1 else None
         values = _load_vector(
             lowering, element, len(access.registers), pointers[access.base], access.offset,
-            mask, other, modifiers,
+            mask, other, hints,
         )  # fmt: skip
         for register, value in zip(access.registers, values, strict=True):
             registers[register] = value
@@ -61,11 +80,11 @@ def _load_vector(
     offset: int,
     mask: ir.Value | None,
     other: Sequence[ir.Value] | None,
-    modifiers: str,
+    hints: Hints,
 ) -> list[ir.Value]:
     """`count` consecutive elements; lanes with a false mask get `other`, or zeros."""
     size = count * max(width_of(element) // 8, 1)
-    if mask is None and not modifiers:
+    if mask is None and not hints.suffixes:
         place = lowering.offset_pointer(pointer, offset)
         if width_of(element) == 8 and size > 1:  # as words: LLVM would load byte by byte
             word = word_type(lowering, element, size)
@@ -74,25 +93,22 @@ def _load_vector(
         return _load_plain(lowering, element, count, place, size)
     word = word_type(lowering, element, size)
     words = max(size * 8 // word.width, 1)
-    text = f"ld{modifiers or '.global'}{vector_suffix(words)}.b{min(word.width, 8 * size)} "
-    text += operand_list(range(words)) + ", "
-    outputs = ",".join([f"={LETTERS[word.width]}"] * words)
     if mask is None:
-        values = lowering.asm(
-            f"{text}[${words}+{offset}];", f"{outputs},l,~{{memory}}", [word] * words, [pointer]
-        )
-        return from_words(lowering, values, element, count)
-    if other is None:
+        initial = []
+    elif other is None:
         initial = [lowering.zero(word)] * words
     else:
         initial = to_words(lowering, other, word)
-    tied = ",".join(str(i) for i in range(words))
-    values = lowering.asm(
-        f"@${2 * words + 1} {text}[${2 * words}+{offset}];",
-        f"{outputs},{tied},l,b,~{{memory}}",
-        [word] * words,
-        [*initial, pointer, mask],
-    )
+    place, operands = words + len(initial), [*initial, pointer, *hints.operand]
+    text = f"ld{hints.suffixes or '.global'}{vector_suffix(words)}.b{min(word.width, 8 * size)} "
+    text += f"{operand_list(range(words))}, [${place}+{offset}]{hints.listed(place + 1)};"
+    constraints = [f"={LETTERS[word.width]}"] * words + [str(i) for i in range(len(initial))]
+    constraints += ["l"] * (1 + len(hints.operand))
+    if mask is not None:
+        text = f"@${words + len(operands)} {text}"
+        constraints.append("b")
+        operands.append(mask)
+    values = lowering.asm(text, ",".join([*constraints, "~{memory}"]), [word] * words, operands)
     return from_words(lowering, values, element, count)
 
 
@@ -108,19 +124,19 @@ def _store(lowering: Lowering, op: ir.Operation) -> None:
     value = op.operands[1]
     extras = list(op.operands)[2:]
     pointers = lowering.registers(op.operands[0])
-    modifiers = store_modifiers(op)
+    hints = store_hints(lowering, op)
     masks = lowering.registers(extras[0]) if extras else None
     if not isinstance(value.type, ir.RankedTensorType):
         mask = both(lowering, masks[0] if masks else None, lowering.is_first_thread)
         scalar = lowering.scalar(value)
-        _store_vector(lowering, [scalar], pointers[0], 0, mask, modifiers)
+        _store_vector(lowering, [scalar], pointers[0], 0, mask, hints)
         return
     tile = lowering.tile(value)
     owner = lowering.owns_elements(tile.layout)
     for access in plan_access(lowering, op, tile.element).accesses:
         mask = both(lowering, masks[access.registers[0]] if masks else None, owner)
         values = [tile.registers[r] for r in access.registers]
-        _store_vector(lowering, values, pointers[access.base], access.offset, mask, modifiers)
+        _store_vector(lowering, values, pointers[access.base], access.offset, mask, hints)
 
 
 def _store_vector(
@@ -129,11 +145,11 @@ def _store_vector(
     pointer: ir.Value,
     offset: int,
     mask: ir.Value | None,
-    modifiers: str,
+    hints: Hints,
 ) -> None:
     element = values[0].type
     size = len(values) * max(width_of(element) // 8, 1)
-    if mask is None and not modifiers:
+    if mask is None and not hints.suffixes:
         if width_of(element) == 8 and size > 1:
             values = to_words(lowering, values, word_type(lowering, element, size))
         vector = values[0] if len(values) == 1 else lowering.pack(values)
@@ -142,12 +158,12 @@ def _store_vector(
     word = word_type(lowering, element, size)
     words = to_words(lowering, values, word)
     count = len(words)
-    text = f"st{modifiers or '.global'}{vector_suffix(count)}.b{min(word.width, 8 * size)} "
-    text += f"[${count}+{offset}], {operand_list(range(count))};"
-    constraints = ",".join([LETTERS[word.width]] * count) + ",l"
-    operands = [*words, pointer]
+    text = f"st{hints.suffixes or '.global'}{vector_suffix(count)}.b{min(word.width, 8 * size)} "
+    text += f"[${count}+{offset}], {operand_list(range(count))}{hints.listed(count + 1)};"
+    operands = [*words, pointer, *hints.operand]
+    constraints = ",".join([LETTERS[word.width]] * count) + ",l" * (1 + len(hints.operand))
     if mask is not None:
-        text, constraints = f"@${count + 1} {text}", constraints + ",b"
+        text, constraints = f"@${len(operands)} {text}", constraints + ",b"
         operands.append(mask)
     lowering.asm(text, constraints + ",~{memory}", [], operands)
 
@@ -212,22 +228,25 @@ def _text(op: ir.Operation, name: str) -> str:
     return ir.StringAttr(op.attributes[name]).value if name in op.attributes else ""
 
 
-def load_modifiers(op: ir.Operation) -> str:
-    """PTX suffixes from `.volatile/.global` on for the attributes of a load; "" for a plain one."""
+def load_hints(lowering: Lowering, op: ir.Operation) -> Hints:
+    """What the attributes of a load ask for."""
     if "volatile" in op.attributes:
-        return ".volatile.global"
-    cache, evict = _text(op, "cache"), _text(op, "evict")
-    if cache:  # PTX takes a cache operator or an eviction priority, not both
-        return f".global.{cache}"
-    return f".global.L1::{evict}" if evict else ""
+        return Hints(".volatile.global")
+    return store_hints(lowering, op)
 
 
-def store_modifiers(op: ir.Operation) -> str:
+def store_hints(lowering: Lowering, op: ir.Operation) -> Hints:
     """The same for a store."""
     cache, evict = _text(op, "cache"), _text(op, "evict")
-    if cache:
-        return f".global.{cache}"
-    return f".global.L1::{evict}" if evict else ""
+    if cache:  # PTX takes a cache operator or an eviction priority, not both
+        return Hints(f".global.{cache}")
+    if not evict:
+        return Hints()
+    text = f"createpolicy.fractional.L2::{evict}.b64 $0, 1.0;"
+    policy = lowering.once(
+        ("L2 policy", evict), lambda: lowering.asm(text, "=l", [lowering.i64], effects=False)[0]
+    )
+    return Hints(f".global.L1::{evict}.L2::cache_hint", policy)
 
 
 RULES = {"mt.load": _load, "mt.store": _store}

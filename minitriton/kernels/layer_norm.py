@@ -128,9 +128,12 @@ def _reread_kernel(
 def _backward_kernel(
     dout_ptr, dtotal_ptr, total_ptr, weight_ptr, stats_ptr, seed_ptr, dx_ptr, dbranch_ptr,
     partial_ptr, dout_stride, dtotal_stride, total_stride, rows, columns, threshold: tl.uint32,
-    scale, BIASED: tl.constexpr, DROPOUT: tl.constexpr, STAGES: tl.constexpr, BLOCK: tl.constexpr,
+    scale, BIASED: tl.constexpr, DROPOUT: tl.constexpr, FULL: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """A row at a time, while the next STAGES - 1 are on their way to shared memory."""
+    if FULL:  # no masks
+        columns = BLOCK
     tl.extra.cuda.gdc_launch_dependents()  # the sum over programs is at hand when they end
     at = tl.arange(0, BLOCK)
     mask = at < columns
@@ -324,7 +327,7 @@ def _backward_op(
         dy, dt, m, weight.contiguous(), stats, seed, dx, dbranch if dbranch.numel() > 0 else None,
         partial, dy.stride(0), 0 if dt is None else dt.stride(0), m.stride(0), *m.shape,
         threshold_of(dropout), 1 / (1 - dropout), BIASED=biased, DROPOUT=dropout > 0,
-        STAGES=2, BLOCK=block, num_warps=max(4, block // 512),
+        FULL=block == m.shape[1], STAGES=2, BLOCK=block, num_warps=max(4, block // 512),
     )  # fmt: skip
     if not biased:
         sum_partials(partial[0], dweight)

@@ -78,9 +78,11 @@ def _forward_kernel(
 def _backward_kernel(
     grad_ptr, x_ptr, gate_ptr, weight_ptr, dx_ptr, dgate_ptr, partial_ptr, grad_outer, grad_stride,
     x_outer, x_stride, gate_outer, gate_stride, inner, rows, columns, eps,
-    GATED: tl.constexpr, WEIGHTED: tl.constexpr, DWEIGHT: tl.constexpr, STAGES: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    GATED: tl.constexpr, WEIGHTED: tl.constexpr, DWEIGHT: tl.constexpr, FULL: tl.constexpr,
+    STAGES: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    if FULL:  # no masks along rows
+        columns = BLOCK
     if DWEIGHT:
         tl.extra.cuda.gdc_launch_dependents()  # the sum over programs is at hand when they end
     at = tl.arange(0, BLOCK)[None, :]
@@ -233,8 +235,8 @@ def _backward(
         dy.tensor, m.tensor, g.tensor, x if weight is None else weight.contiguous(), dx,
         dx if gate is None else dgate, partial, dy.outer_stride, dy.stride, m.outer_stride,
         m.stride, g.outer_stride, g.stride, inner, rows, columns, eps, GATED=gate is not None,
-        WEIGHTED=weight is not None, DWEIGHT=train_weight, STAGES=2, ROWS=height,
-        BLOCK=block, num_warps=warps,
+        WEIGHTED=weight is not None, DWEIGHT=train_weight, FULL=block == columns, STAGES=2,
+        ROWS=height, BLOCK=block, num_warps=warps,
     )  # fmt: skip
     if train_weight:
         sum_partials(partial, dweight)

@@ -137,8 +137,8 @@ def test_scalars():
 @pytest.mark.parametrize(
     ("attributes", "expected"),
     [({"cache": '"cg"'}, "ld.global.cg.b32"), ({"cache": '"ca"'}, "ld.global.ca.b32"),
-     ({"evict": '"evict_first"'}, "ld.global.L1::evict_first.b32"),
-     ({"evict": '"evict_last"'}, "ld.global.L1::evict_last.b32"),
+     ({"evict": '"evict_first"'}, "ld.global.L1::evict_first.L2::cache_hint.b32"),
+     ({"evict": '"evict_last"'}, "ld.global.L1::evict_last.L2::cache_hint.b32"),
      ({"volatile": "unit"}, "ld.volatile.global.b32")],
 )  # fmt: skip
 @with_context
@@ -155,6 +155,33 @@ def test_load_modifiers(attributes, expected):
     x, out = np.arange(64, dtype=np.float32), np.zeros(64, np.float32)
     run(ptx, [x, out], WARPS)
     np.testing.assert_array_equal(out, x)
+
+
+@pytest.mark.parametrize("arch", ALL_TARGETS)
+@pytest.mark.parametrize("masked", [False, True])
+@with_context
+def test_eviction_priorities(arch, masked):
+    """In L1 and in L2, whose policies are made once; of masked accesses and of stores."""
+    layout = wide(2)
+    kernel = TileKernel(["f16", "i8", "f16"], WARPS, arch)
+    mask = [i1_tile(kernel, 1, layout)] if masked else []
+    pointers = kernel.pointers(0, layout)
+    type_ = with_element(pointers.type, ir.F16Type.get())
+    first, last = ({"evict": ir.StringAttr.get(f"evict_{end}")} for end in ("first", "last"))
+    b, to = kernel.builder, kernel.pointers(2, layout)
+    values = [b.op("mt.load", type_, [pointers, *mask], hint) for hint in (last, first)]
+    total = b.op("arith.addf", type_, values)
+    b.create("mt.store", [], [to, total, *mask], first)
+    ptx = kernel.ptx()
+    for end, text in (("first", "ld"), ("last", "ld"), ("first", "st")):
+        assert f"{text}.global.L1::evict_{end}.L2::cache_hint" in ptx
+        assert ptx.count(f"createpolicy.fractional.L2::evict_{end}.b64") == 1
+    check_assembles(ptx, arch)
+    count = int(np.prod(layout.shape))
+    x, bits = np.arange(count).astype(np.float16) % 64, (np.arange(count) // 2 % 3 > 0)
+    out = np.full(count, -1, np.float16)
+    run(ptx, [x, bits.astype(np.uint8), out], WARPS)
+    np.testing.assert_array_equal(out, np.where(bits, 2 * x, -1) if masked else 2 * x)
 
 
 @pytest.mark.parametrize("cache", ["wb", "cg", "cs", "wt"])
