@@ -37,7 +37,7 @@ def build_module(source: SourceFunction, spec: Specialization, target: Target) -
     leaves = spec.runtime_params()
     types_ = [_type_of(leaf) for leaf in leaves]
     builder = Builder(ir.InsertionPoint(module.body))
-    emitter = Emitter(builder, target, dict(spec.options))
+    emitter = Emitter(builder, target, dict(spec.options), spec.num_warps)
     session = Session(
         emitter,
         {**expressions.RULES, **calls.RULES},

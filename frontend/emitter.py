@@ -23,10 +23,13 @@ from minitriton.ir.types import to_mlir
 class Emitter:
     """Insertion point, type cache and target of the kernel being built."""
 
-    def __init__(self, builder: Builder, target: Target, options: Mapping[str, Any]) -> None:
+    def __init__(
+        self, builder: Builder, target: Target, options: Mapping[str, Any], num_warps: int
+    ) -> None:
         self.builder = builder
         self.target = target
         self.options = options
+        self.num_warps = num_warps
         self.call: Callable[..., Any] = _no_call  # inlines a device function: (fn, args) -> value
         self.place: Callable[[], tuple[str, int, str]] = lambda: ("", 0, "")  # file, line, function
         self.printed: set[tuple[Any, str]] = set()  # what static_print said already

@@ -33,6 +33,7 @@ FORMATS = {  # what elements are; what they may be passed as instead
     "bf16": (dtypes.bfloat16, dtypes.uint16),
     "fp16": (dtypes.float16, dtypes.uint16),
 }
+_PLAIN = ("bf16", "fp16")
 MX_BLOCK, NV_BLOCK = 32, 16  # elements per scale of type e8m0, e4m3
 NAN_SCALE = 255
 
@@ -72,13 +73,14 @@ def dot_scaled(
     b = _widened("rhs", rhs, right, rhs_k_pack, compute)
     if a.shape[-1] != b.shape[-2]:
         raise ScaledDepth(a.shape[-1], b.shape[-2]).about("rhs")
-    plain = left in ("bf16", "fp16") and unwrap(lhs_scale) is None
+    only_rhs = left in _PLAIN and unwrap(lhs_scale) is None
+    only_rhs = only_rhs and (right not in _PLAIN or unwrap(rhs_scale) is not None)
     a = _scaled("lhs", a, lhs_scale, keep_nan)
     b = _scaled("rhs", b, rhs_scale, keep_nan)
     product = block_type(wanted, (*a.shape[:-1], b.shape[-1]))
     total = accumulator_of(unwrap(acc), product)
-    if plain and right not in ("bf16", "fp16") and len(product.shape) == 2:
-        # wgmma takes from registers its left operand only
+    if only_rhs and emitter().target.has("wgmma") and len(product.shape) == 2:
+        # of what is made in registers, wgmma takes the left operand only
         return _transposed(dot(_transposed(b), _transposed(a), _transposed(total)))
     return dot(a, b, total)
 

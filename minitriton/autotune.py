@@ -53,7 +53,7 @@ class Config:
         return ", ".join(f"{name}: {value}" for name, value in self.all_kwargs().items())
 
 
-class _Wrapper(KernelInterface):
+class _Wrapper(KernelInterface[Any]):
     """What autotuned kernels and kernels with heuristics share with a Kernel."""
 
     def __init__(self, fn: Any) -> None:

@@ -68,7 +68,7 @@ class _NoTensor:
     """Stands for torch.Tensor while torch is not imported."""
 
 
-class Kernel(KernelInterface):
+class Kernel(KernelInterface[Any]):
     """A jit function. `kernel[grid](*args, **options)` launches; see `jit` for the parameters."""
 
     def __init__(

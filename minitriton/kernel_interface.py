@@ -6,10 +6,12 @@ Libraries wrap kernels in classes of their own, which define `run`, and ask `isi
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")  # of the function that is launched; Triton's annotations name it
 
 
-class KernelInterface:
+class KernelInterface(Generic[T]):
     """Something to launch over a grid; subclasses define `run`."""
 
     def run(self, *args: Any, grid: Any = None, warmup: bool = False, **kwargs: Any) -> Any:

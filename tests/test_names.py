@@ -1,6 +1,7 @@
 """Names that kernels and libraries import from Triton: they work as they do there."""
 
 import os
+from typing import Any
 
 import numpy as np
 import pytest
@@ -88,7 +89,7 @@ def test_classes_for_isinstance():
 def test_wrappers_of_ones_own():
     """A library's class around a kernel gets launches from the base."""
 
-    class Doubled(triton.KernelInterface):
+    class Doubled(triton.KernelInterface[Any]):
         def run(self, *args, grid, warmup=False, **kwargs):
             x, out, n = args
             return names_kernel.run(x, out, 2 * n, grid=grid, warmup=warmup, **kwargs)

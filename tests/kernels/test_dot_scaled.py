@@ -183,3 +183,25 @@ def test_blocks_of_16(device):
     nv_kernel[(1,)](a, a_scale, b, c, 32, 64)
     x = (x * a_scale.double().repeat_interleave(16, 1)).bfloat16().double()
     torch.testing.assert_close(c, (x @ y).float(), rtol=1e-5, atol=1e-4)
+
+
+@triton.jit
+def batch_kernel(a_ptr, a_scale_ptr, b_ptr, c_ptr, M: tl.constexpr, N: tl.constexpr):
+    """Two products of depth 64."""
+    z, m = tl.arange(0, 2)[:, None, None], tl.arange(0, M)[None, :, None]
+    k, n = tl.arange(0, 64)[None, :, None], tl.arange(0, N)[None, None, :]
+    a = tl.load(a_ptr + (z * M + m) * 32 + tl.arange(0, 32)[None, None, :])
+    a_scale = tl.load(a_scale_ptr + (z * M + m) * 2 + tl.arange(0, 2)[None, None, :])
+    b = tl.load(b_ptr + (z * 64 + k) * N + n)
+    c = tl.dot_scaled(a, a_scale, "e2m1", b, None, "bf16")
+    tl.store(c_ptr + (z * M + m) * N + n, c)
+
+
+def test_batches(device):
+    a, x = operand(64, 64, "e2m1", 1, device)
+    b, y = operand(128, 16, "bf16", 0, device)
+    a_scale, powers = scales(64, 64, device)
+    c = torch.empty(2, 32, 16, device=device)
+    batch_kernel[(1,)](a, a_scale, b, c, 32, 16)
+    expected = (x * powers).unflatten(0, (2, 32)) @ y.unflatten(0, (2, 64))
+    torch.testing.assert_close(c, expected.float(), rtol=1e-5, atol=1e-4)

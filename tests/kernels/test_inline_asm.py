@@ -210,6 +210,22 @@ def test_without_operands(device):
 
 
 @triton.jit
+def clock_kernel(out_ptr):
+    start = tl.extra.cuda.globaltimer()
+    tl.store(out_ptr, tl.extra.cuda.num_warps())
+    tl.store(out_ptr + 1, tl.extra.cuda.num_threads())
+    tl.store(out_ptr + 2, tl.extra.cuda.smid().to(tl.int64))
+    tl.debug_barrier()
+    tl.store(out_ptr + 3, tl.extra.cuda.globaltimer() - start)
+
+
+def test_clock_and_place(device):
+    out = torch.full((4,), -1, dtype=torch.int64, device=device)
+    clock_kernel[(1,)](out, num_warps=2)
+    assert out[:2].tolist() == [2, 64] and 0 <= out[2] < 1000 and out[3] >= 0
+
+
+@triton.jit
 def branch_kernel(x_ptr, out_ptr, BLOCK: tl.constexpr):
     """Labels and registers of their own, in several copies of the text."""
     i = tl.arange(0, BLOCK)
