@@ -232,7 +232,7 @@ def test_long_sums_of_three_products_have_no_bias(device, eager):
     """Tensor cores truncate: sums of positive products must not come out too small."""
     a, b = torch.rand(64, 1000, device=device), torch.rand(1000, 64, device=device)
     error = gemm(a, b, torch.empty(64, 64, device=device)).double() / (a.double() @ b.double()) - 1
-    assert error.mean().abs() < 2e-7 and error.norm() / 64 < 2e-7
+    assert error.mean().abs() < 3e-7 and error.norm() / 64 < 4e-7  # 1e-7 by the mean of mma.sync
 
 
 def chosen(m, n, k, *, dtype=BF16, out=None, epilogue="none", strides=None):
