@@ -3,10 +3,9 @@
     C[M, N] = epilogue(A[M, K] B[K, N])        A, B: any strides
 
 Tensor cores, fp32 accumulation; fp32 operands as three tf32 products (error near fp32's) or, where
-asked for, as one. Of tf32 wgmma needs an operand along K, of three products both, and in two parts:
-a kernel before copies them where that pays. Where M x N gives too few tiles for the SMs, K is cut
-into slices whose fp32 partial sums a kernel after it adds in a fixed order: no atomics, equal
-inputs give equal bits.
+asked for, as one (`gemm_operands.py` makes copies that wgmma can read). Where M x N gives too few
+tiles for the SMs, K is cut into slices whose fp32 partial sums a second kernel adds in a fixed
+order: no atomics, equal inputs give equal bits.
 """
 
 from __future__ import annotations
@@ -16,13 +15,10 @@ import torch
 import minitriton as triton
 import minitriton.language as tl
 from minitriton.kernels.devices import has_warpgroups, processors
+from minitriton.kernels.gemm_operands import for_wgmma
 from minitriton.kernels.gemm_plan import plan
 from minitriton.language.extra import libdevice
 
-PACK = 64  # rows and columns of a block that is copied
-ROUND = 16  # copied rows have a multiple of so many elements
-MANY_PRODUCTS = 1 << 30  # from which on it pays to copy operands of fp32,
-PER_ELEMENT = 256  # if each element of them is in so many
 DEEP_SUM, FLAT_SUM = (128, 16), (1, 1024)  # partial sums and elements that a program holds
 
 
@@ -170,31 +166,6 @@ def _sum_kernel(
     tl.store(c_ptr + to, acc.to(c_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit
-def _pack_kernel(
-    x_ptr, high_ptr, low_ptr, rows, columns, stride_row, stride_column, stride,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
-    """A copy of x [rows, columns] as [rows, stride], zero past the columns; with low_ptr in two
-    parts, of which the sum is x: rounded to tf32, and the rest."""
-    blocks = tl.cdiv(stride, BLOCK)
-    row = tl.program_id(0) // blocks * BLOCK + tl.arange(0, BLOCK)
-    column = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
-    row_at, column_at = row.to(tl.int64)[:, None], column.to(tl.int64)[None, :]
-    mask = (row[:, None] < rows) & (column[None, :] < columns)
-    x = tl.load(x_ptr + row_at * stride_row + column_at * stride_column, mask=mask, other=0.0)
-    at = row_at * stride + column_at
-    mask = (row[:, None] < rows) & (column[None, :] < stride)
-    if low_ptr is None:
-        tl.store(high_ptr + at, x, mask=mask)
-    else:
-        bits = x.to(tl.int32, bitcast=True)
-        high = ((bits + 0xFFF + ((bits >> 13) & 1)) & -0x2000).to(tl.float32, bitcast=True)
-        high = tl.where(x == x, high, x)
-        tl.store(high_ptr + at, high, mask=mask)
-        tl.store(low_ptr + at, x - high, mask=mask)
-
-
 def gemm(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -219,7 +190,7 @@ def gemm(
         return out
     wgmma, a_low, b_low = has_warpgroups(a.device), None, None
     if a.dtype == torch.float32 and wgmma:
-        wgmma, a, b, a_low, b_low = _for_wgmma(a, b, precision)
+        wgmma, a, b, a_low, b_low = for_wgmma(a, b, precision)
         k = a.shape[1]
     strides = (*a.stride(), *b.stride())
     if a_low is not None:
@@ -241,58 +212,6 @@ def gemm(
         EPILOGUE="none", PRECISION=precision, SPLIT=True, **config,
     )  # fmt: skip
     return sum_partials(partial, out, bias=bias, extra=extra, pre=pre, epilogue=epilogue)
-
-
-_Operands = tuple[bool, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]
-
-
-def _for_wgmma(a: torch.Tensor, b: torch.Tensor, precision: str) -> _Operands:
-    """(whether products run on wgmma, a, b, their low parts or None) of fp32.
-
-    tf32: of a and b one has to lie along K; if neither does, the smaller is copied. tf32x3: both
-    are, in two parts. Only where that takes less time than it saves.
-    """
-    (m, k), n = a.shape, b.shape[1]
-    many = m * n * k >= MANY_PRODUCTS and m * n >= PER_ELEMENT * (m + n)
-    if precision == "tf32x3" and many:
-        (a, a_low), (b, b_low) = _in_parts(a), _in_parts(b.T)
-        return True, a, b.T, a_low, b_low.T
-    if precision != "tf32":
-        return False, a, b, None, None
-    if a.stride(1) == 1 or b.stride(0) == 1:
-        return True, a, b, None, None
-    if not many:
-        return False, a, b, None, None
-    if m < n:
-        return True, _packed(a), b, None, None
-    return True, a, _packed(b.T).T, None, None
-
-
-def _packed(x: torch.Tensor) -> torch.Tensor:
-    """A copy of a matrix with contiguous rows, which begin where TMA can."""
-    high = _room(x)
-    _launch_pack(x, high, None)
-    return high[:, : x.shape[1]]
-
-
-def _in_parts(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two such matrices, of which the sum is x and some columns of zeros: rounded to tf32, and the
-    rest."""
-    high, low = _room(x), _room(x)
-    _launch_pack(x, high, low)
-    return high, low
-
-
-def _room(x: torch.Tensor) -> torch.Tensor:
-    width = triton.cdiv(x.shape[1], ROUND) * ROUND
-    return torch.empty(x.shape[0], width, dtype=x.dtype, device=x.device)
-
-
-def _launch_pack(x: torch.Tensor, high: torch.Tensor, low: torch.Tensor | None) -> None:
-    rows, width = high.shape
-    _pack_kernel[(triton.cdiv(rows, PACK) * triton.cdiv(width, PACK),)](
-        x, high, low, rows, x.shape[1], *x.stride(), width, BLOCK=PACK
-    )
 
 
 def sum_partials(

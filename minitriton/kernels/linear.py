@@ -77,7 +77,9 @@ def linear(
     any strides. low: a copy of weight in x's dtype, which is multiplied in its place; weight and
     bias may then have another of the three dtypes, and so have their gradients. The result is
     [..., N], contiguous. Sums are fp32; precision says how fp32 is multiplied: "tf32x3" (three
-    tensor-core products, about fp32's error), "tf32" (10 bits) or "ieee" (no tensor cores).
+    tensor-core products, about fp32's error), "tf32" (10 bits) or "ieee" (no tensor cores). Large
+    products of fp32 as "tf32x3" need room on Hopper for copies of both operands, of twice their
+    size.
     KernelArgumentError names the argument that does not fit.
     """
     _check_input(x, precision)

@@ -8,7 +8,7 @@ import torch
 
 from minitriton import execute
 from minitriton.kernels import gemm as gemms
-from minitriton.kernels import gemm_plan
+from minitriton.kernels import gemm_operands, gemm_plan
 from minitriton.kernels.gemm import gemm
 from minitriton.kernels.gemm_plan import TILES, Plan, Tile, plan
 from tests.kernels.test_library_linear import relative
@@ -149,8 +149,8 @@ def test_slices_of_depth(device, tile, slices, force, launched):
 @pytest.fixture
 def eager(monkeypatch):
     """Operands of fp32 are copied for products of any size."""
-    monkeypatch.setattr(gemms, "MANY_PRODUCTS", 1)
-    monkeypatch.setattr(gemms, "PER_ELEMENT", 0)
+    monkeypatch.setattr(gemm_operands, "MANY_PRODUCTS", 1)
+    monkeypatch.setattr(gemm_operands, "PER_ELEMENT", 0)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -165,7 +165,7 @@ def test_gradients_of_weights_in_fp32(device, form, force):
 def test_tf32_across_the_depth_is_copied(device, m, n, k, launched, eager):
     """The gradient of a weight, dy^T x: no operand lies along K, and wgmma needs one to."""
     a, b = operands(device, m, n, k, FP32, "a along m")
-    found, left, right, *low = gemms._for_wgmma(a, b, "tf32")
+    found, left, right, *low = gemm_operands.for_wgmma(a, b, "tf32")
     assert found and torch.equal(left, a) and torch.equal(right, b) and low == [None, None]
     assert (left is a, right is b) == (m > n, m < n)
     assert (right.stride(0), left.stride(1)) == ((1, a.stride(1)) if m > n else (b.stride(0), 1))
@@ -178,9 +178,9 @@ def test_tf32_across_the_depth_is_copied(device, m, n, k, launched, eager):
 @pytest.mark.parametrize("precision", ["tf32", "tf32x3", "ieee"])
 def test_few_products_of_fp32_are_not_worth_a_copy(device, precision):
     a, b = operands(device, 600, 512, 208, FP32, "a along m")
-    assert gemms._for_wgmma(a, b, precision) == (False, a, b, None, None)
+    assert gemm_operands.for_wgmma(a, b, precision) == (False, a, b, None, None)
     a, b = torch.empty(64, 1 << 13), torch.empty(1 << 13, 1 << 13)  # little but memory traffic
-    assert gemms._for_wgmma(a, b, precision)[0] == (precision == "tf32")
+    assert gemm_operands.for_wgmma(a, b, precision)[0] == (precision == "tf32")
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -213,7 +213,7 @@ def test_parts_of_fp32(device, eager):
     """Their sum is exact; infinities, NaN and numbers that only fp32 has go through products."""
     x = torch.randn(40, 37, device=device) * torch.exp2(torch.randint(-100, 100, (40, 37)))
     x[0, :4] = torch.tensor([float("inf"), float("-inf"), float("nan"), 1e-42])
-    high, low = gemms._in_parts(x)
+    high, low = gemm_operands.in_parts(x)
     assert high.shape == low.shape == (40, 48) and not high[:, 37:].any() and not low[:, 37:].any()
     high, low = high[:, :37], low[:, :37]
     assert torch.equal(
@@ -232,7 +232,7 @@ def test_long_sums_of_three_products_have_no_bias(device, eager):
     """Tensor cores truncate: sums of positive products must not come out too small."""
     a, b = torch.rand(64, 1000, device=device), torch.rand(1000, 64, device=device)
     error = gemm(a, b, torch.empty(64, 64, device=device)).double() / (a.double() @ b.double()) - 1
-    assert error.mean().abs() < 2e-7 and error.norm() / 64 < 2e-7
+    assert error.mean().abs() < 3e-7 and error.norm() / 64 < 4e-7  # 1e-7 by the mean of mma.sync
 
 
 def chosen(m, n, k, *, dtype=BF16, out=None, epilogue="none", strides=None):
