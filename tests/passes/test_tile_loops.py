@@ -36,7 +36,9 @@ def remarks(module):
 
 
 @pytest.mark.parametrize("programs", [1, 2, 5, 9])
-@pytest.mark.parametrize("kind", ["", "a counter", "a read of another array before"])
+@pytest.mark.parametrize(
+    "kind", ["", "a counter", "a wide variable", "a read of another array before"]
+)
 def test_tiles_are_dealt(kernel, kind, programs):
     """6 of them, also where a program has an odd number, or none."""
     arrays, scalars = data(300, 208, 80, 200)
