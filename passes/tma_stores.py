@@ -40,7 +40,7 @@ from minitriton.passes.affine import ONE, AffineAnalysis
 from minitriton.passes.allocate_shared import bytes_with
 from minitriton.passes.global_order import GlobalOrder, outermost_loop
 from minitriton.passes.map_terms import describe, evaluate
-from minitriton.passes.op_classes import is_tile
+from minitriton.passes.op_classes import MEMORY_ACCESS, is_tile
 from minitriton.passes.remarks import add_remark
 from minitriton.passes.simplify import upstream
 from minitriton.passes.slots import allocate_slots
@@ -53,6 +53,7 @@ EPILOGUE_BYTES = 32 * 1024  # of shared memory for the tiles on their way out of
 ROOM = "mt.epilogue_bytes"  # attribute of the module that replaces EPILOGUE_BYTES
 MIN_TILE_BYTES = 4096  # below that threads have so few stores that to wait for TMA costs more
 MAX_ROWS = 8  # of a thread that are stored from fragments of a transpose
+_ACCESSES = MEMORY_ACCESS | {"mt.tma_store"}
 MIN_ROW_BYTES = 64  # of a piece, unless the tile's rows are shorter: two sectors of memory
 
 
@@ -136,16 +137,26 @@ def run(module: ir.Module, target: Target, options: PassOptions) -> None:
     for store in copied:
         store.erase()
     if copies:
-        _wait_at_turns(module)
+        _keep_turns(module)
         upstream(module, options)
 
 
-def _wait_at_turns(module: ir.Module) -> None:
-    """Before another group of warps may store: all that this one has stored is there."""
+def _keep_turns(module: ir.Module) -> None:
+    """Before another group of warps may store, all that this one has stored is there. Its own turn
+    it needs only when the first copy goes out, if nothing else touches global memory before; the
+    group meets there, as at the barrier that would come before the copy."""
     for op in walk(kernel_of(module)):
         if _ends_turn(op):
             builder = Builder(ir.InsertionPoint(op), op.location)
             builder.create("mt.tma_store_wait", [], [], {"pending": i32_attr(0)})
+        elif op.name == "mt.turn_wait" and ENDS in op.attributes:
+            ops = ops_of(op.block)
+            for place in range(ops.index(op), len(ops)):
+                if ops[place].name == "mt.tma_store":
+                    op.move_before(ops[place])
+                    ops[place - 1].erase()
+                if any(inner.name in _ACCESSES for inner in (ops[place], *walk(ops[place]))):
+                    break
 
 
 def _ends_turn(op: ir.Operation) -> bool:

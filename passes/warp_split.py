@@ -245,8 +245,11 @@ class WarpSplit:
         function = kernel_of(self._module)
         if any(op.name == "mt.grid_wait" for op in walk(function)):
             return "the kernel waits for the one before it"
-        if _writes_before(loop, [s.load for s in staged], function):
+        if _writes_before(loop, function):
             return "the kernel writes memory before it"
+        around, entry = outermost_loop(loop), function.regions[0].blocks[0]
+        if around is not None and may_overwrite(around, [s.load for s in staged], entry):
+            return "a loop around it may write what it reads"
         needed = Slice()
         needed.add(loop)
         for s in staged:
@@ -301,18 +304,16 @@ def _is_conditional(loop: ir.Operation) -> bool:
     return False
 
 
-def _writes_before(
-    loop: ir.Operation, loads: Sequence[ir.Operation], function: ir.Operation
-) -> bool:
-    """Whether the program may write global memory before `loop`: earlier on, or in an earlier
-    iteration of a loop around it. The producer would not wait for that."""
+def _writes_before(loop: ir.Operation, function: ir.Operation) -> bool:
+    """Whether the program may write global memory before `loop` and those around it: the producer
+    would not wait for that."""
     outermost = outermost_loop(loop) or loop
     for op in walk(function):
         if op == outermost:
             break
         if op.name in WRITES_IN_LOOP and ALL_WARPS not in op.attributes:
             return True
-    return outermost != loop and may_overwrite(outermost, loads, function.regions[0].blocks[0])
+    return False
 
 
 def _is_stored(op: ir.Operation) -> bool:

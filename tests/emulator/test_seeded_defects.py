@@ -50,7 +50,6 @@ _NO_GROUPS = (
 _EXCHANGED = (
     "two threads of a warpgroup or warp release a stage, one for each CTA: they change places"
 )
-_OWN_SLOT = "the store is to a slot of the group's own: turns order what goes to global memory"
 _REGISTERS = "consumers keep the registers of the launch: a matter of speed, or of not assembling"
 
 #: Kinds of instructions that clusters change.
@@ -130,9 +129,8 @@ EQUIVALENT: dict[str, dict[str, str]] = {
     "matmul, tiles in turns": {
         **{name: why for name, why in _SPLIT_PRODUCT.items() if "bulk.wait" not in name},
         "bulk.wait_group 1/1: by every thread": _NO_GROUPS,
-        "bar.sync 2/6: after the next store": _OWN_SLOT,
-        "bar.sync 5/6: removed": _LAST_TURN,
-        "bar.sync 6/6: removed": _LAST_TURN,
+        "bar.sync 4/5: removed": _LAST_TURN,
+        "bar.sync 5/5: removed": _LAST_TURN,
     },
     "matmul, pairs": {
         **_PAIRS,

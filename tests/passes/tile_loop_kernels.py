@@ -15,11 +15,15 @@ def products(
         count = tl.load(d)
     elif KIND == "a write outside":
         tl.store(d + 8 + first, first)
+    elif KIND == "a wide variable":
+        first = first.to(tl.int64)
     elif KIND == "a read outside":
         limit = tl.load(d + 8)
     mine = first - programs
     for tile in tl.range(first, count, programs, flatten=FLATTEN):
         rm, rn = tile // columns * BM + tl.arange(0, BM), tile % columns * BN + tl.arange(0, BN)
+        if KIND == "a wide variable":  # 64-bit divisions are calls, which wgmma does not go with
+            rm, rn = tile * BM + tl.arange(0, BM), tl.arange(0, BN)
         if KIND == "an end by tile":
             steps = tl.cdiv(K, BK) - tile % 2
         elif KIND == "a write before":
