@@ -151,7 +151,8 @@ def tile_and_head(together, LAST_FIRST: tl.constexpr, C: tl.constexpr):
         if LAST_FIRST:
             number = tl.num_programs(0) - 1 - number
             tl.assume(number >= 0)
-        head = head * together + number % together
+        # one number for the compiler, so that a tensor map has one dimension for it
+        head = tl.maximum(head * together + number % together, 0)
         number = number // together
     return number, head
 
