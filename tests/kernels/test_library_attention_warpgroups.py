@@ -36,7 +36,6 @@ CASES = {  # functions, shapes of the arguments, options
     "192 and 256": (attention, ((1, 130, 1, 192), (1, 130, 1, 192), (1, 130, 1, 256)), {}),
 }
 PRODUCED = {  # by case: the kernels of the way back, for all of which a producer warp copies
-    "mla": ["_dkdv_kernel", "_dq_kernel"],
     "256": ["_dkdv_kernel", "_dkdv_kernel", "_dq_kernel"],
     "256, groups": ["_dkdv_kernel", "_dkdv_kernel", "_dq_kernel"],
 }
