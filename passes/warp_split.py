@@ -24,7 +24,6 @@ from minitriton.passes.global_order import innermost_loop, may_overwrite, outerm
 from minitriton.passes.multi_buffer import Staged
 from minitriton.passes.op_classes import MOVES, WRITES_IN_LOOP
 from minitriton.passes.producer_slice import Slice
-from minitriton.passes.products_in_flight import ACCUMULATOR
 from minitriton.passes.program_order import heaviest_first
 from minitriton.passes.remarks import add_remark, remarks_of
 from minitriton.passes.ring_loops import (
@@ -234,8 +233,7 @@ class WarpSplit:
         if any(s.map is None for s in staged):
             return "threads make some of its copies"
         most = MAX_RESULTS_OF_THREE if self.must_take else MAX_RESULTS
-        apart = [dot for dot in dots if not _is_summed_up(dot)]
-        if sum(map(result_words, apart)) > most * 32 * self._warps:
+        if sum(map(result_words, dots)) > most * 32 * self._warps:
             return "its products have too many results: ptxas would wait for each wgmma"
         if "mt.maxnreg" in top.attributes:
             return "the kernel sets maxnreg"
@@ -277,13 +275,6 @@ class WarpSplit:
 def _dots(loop: ir.Operation) -> list[ir.Operation]:
     """Those of its body that whole warpgroups may make."""
     return [op for op in ops_of(loop.regions[0].blocks[0]) if fits(op)]
-
-
-def _is_summed_up(dot: ir.Operation) -> bool:
-    """Whether all that is done with its result is that the next dot adds to it."""
-    uses = list(dot.results[0].uses)
-    users = [use.owner.operation.name for use in uses]
-    return users == ["mt.dot"] and uses[0].operand_number == ACCUMULATOR
 
 
 def _products(dot: ir.Operation) -> int:

@@ -13,12 +13,13 @@ FlashAttention-2, arXiv 2307.08691, algorithm 2.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import torch
 
 import minitriton as triton
 import minitriton.language as tl
-from minitriton.kernels.attention_backward_tiles import Tile, choose
+from minitriton.kernels.attention_backward_tiles import Tile, choose, heads_together
 from minitriton.kernels.attention_tiles import (
     LOG2E,
     UNSPECIALIZED,
@@ -141,18 +142,34 @@ def _over_queries(
     return dk1, dk2, dv
 
 
-@triton.jit(do_not_specialize=(*UNSPECIALIZED, *_DO, "own_heads"))
+@triton.jit
+def tile_and_head(together, LAST_FIRST: tl.constexpr, C: tl.constexpr):
+    """What a program works on. If CAUSAL, the longest programs come first, those of the first tiles
+    or of the last ones; tiles of `together` heads take turns."""
+    number, head = tl.program_id(0), tl.program_id(1)
+    if C.CAUSAL:
+        if LAST_FIRST:
+            number = tl.num_programs(0) - 1 - number
+            tl.assume(number >= 0)
+        # one number for the compiler, so that a tensor map has one dimension for it
+        head = tl.maximum(head * together + number % together, 0)
+        number = number // together
+    return number, head
+
+
+@triton.jit(do_not_specialize=(*UNSPECIALIZED, *_DO, "together", "own_heads"))
 def _dkdv_kernel(
     q_ptr, k_ptr, rest_ptr, v_ptr, do_ptr, power_ptr, delta_ptr, dk_ptr, drest_ptr, dv_ptr, cu_ptr,
     seed_ptr, q_batch, q_token, q_head, k_batch, k_token, k_head, rest_batch, rest_token,
-    rest_head, v_batch, v_token, v_head, do_batch, do_token, do_head, own_heads, tokens, keys,
-    heads, share, sequences, threshold: tl.uint32, scale, kept_scale, C: tl.constexpr,
+    rest_head, v_batch, v_token, v_head, do_batch, do_token, do_head, together, own_heads, tokens,
+    keys, heads, share, sequences, threshold: tl.uint32, scale, kept_scale, C: tl.constexpr,
 ):  # fmt: skip
     """dk if FOR_K, dv if FOR_V of BLOCK_N keys of one of own_heads heads of k; if SHARED, the
     channels of k from HEAD on go to drest [H, B, T, R], to be summed."""
     key_tokens, batches = keys, tl.num_programs(2)
+    tile, own = tile_and_head(together, False, C)
     batch, sequence, first, begin, queries, keys = locate(
-        tl.program_id(0), cu_ptr, sequences, tokens, keys, C.BLOCK_N, C.PACKED
+        tile, cu_ptr, sequences, tokens, keys, C.BLOCK_N, C.PACKED
     )
     if C.PACKED and first >= keys:
         return
@@ -163,8 +180,7 @@ def _dkdv_kernel(
     if C.CAUSAL:  # the first query that sees any of these keys
         low = tl.maximum(0, first + queries - keys) // C.BLOCK_M * C.BLOCK_M
     seed = tl.load(seed_ptr) if C.DROPOUT else 0
-    own, heads_of_own = tl.program_id(1), share if C.GROUPED else 1
-    head = own * heads_of_own
+    head = own * (share if C.GROUPED else 1)
     q_head, do_head = tl.multiple_of(q_head, C.ALIGN), tl.multiple_of(do_head, C.ALIGN)
     q_ptr = at_head(q_ptr, q_batch, q_token, q_head, batch, begin, head, C.ALIGN)
     k_ptr = at_head(k_ptr, k_batch, k_token, k_head, batch, begin, own, C.ALIGN)
@@ -253,17 +269,15 @@ def _over_keys(
     return dq1, dq2
 
 
-@triton.jit(do_not_specialize=(*UNSPECIALIZED, *_DO))
+@triton.jit(do_not_specialize=(*UNSPECIALIZED, *_DO, "together"))
 def _dq_kernel(
     q_ptr, k_ptr, rest_ptr, v_ptr, do_ptr, power_ptr, delta_ptr, dq_ptr, cu_ptr, seed_ptr, q_batch,
     q_token, q_head, k_batch, k_token, k_head, rest_batch, rest_token, rest_head, v_batch,
-    v_token, v_head, do_batch, do_token, do_head, tokens, keys, heads, share, sequences,
+    v_token, v_head, do_batch, do_token, do_head, together, tokens, keys, heads, share, sequences,
     threshold: tl.uint32, scale, kept_scale, C: tl.constexpr,
 ):  # fmt: skip
     """dq of BLOCK_M queries of one head."""
-    tile, head = tl.program_id(0), tl.program_id(1)
-    if C.CAUSAL:  # the longest programs first
-        tile = tl.num_programs(0) - 1 - tile
+    tile, head = tile_and_head(together, True, C)
     batch, sequence, first, begin, queries, keys = locate(
         tile, cu_ptr, sequences, tokens, keys, C.BLOCK_M, C.PACKED
     )
@@ -338,19 +352,33 @@ def backward(
     launches = [(tiles.keys, dataclasses.replace(plan, FOR_V=tiles.values is None))]
     if tiles.values is not None:
         launches.append((tiles.values, dataclasses.replace(plan, FOR_K=False)))
+    row = call.q.element_size() * (plan.QK + plan.V)  # of q and dout, or of k and v
+    grid, together = _grid(plan, own_heads, batch, row * tokens * call.share)
     for tile, own in launches:
-        _dkdv_kernel[tiles_of(call.k.shape[1], tile.keys, call.cu_seqlens), own_heads, batch](
+        _dkdv_kernel[grid(tiles_of(call.k.shape[1], tile.keys, call.cu_seqlens))](
             call.q, call.k, call.rest, call.v, dout, rows[0], rows[1], dk, partial, dv,
-            *call.lists(), *strides, own_heads, *call.numbers(), C=_tiled(own, tile),
+            *call.lists(), *strides, together, own_heads, *call.numbers(), C=_tiled(own, tile),
             num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
     tile, own = tiles.queries, dataclasses.replace(plan, GROUPED=False)
-    _dq_kernel[tiles_of(tokens, tile.queries, call.cu_seqlens), heads, batch](
+    grid, together = _grid(plan, heads, batch, row * call.k.shape[1])
+    _dq_kernel[grid(tiles_of(tokens, tile.queries, call.cu_seqlens))](
         call.q, call.k, call.rest, call.v, dout, rows[0], rows[1], dq, *call.lists(), *strides,
-        *call.numbers(), C=_tiled(own, tile), num_warps=tile.warps, num_stages=tile.stages,
+        together, *call.numbers(), C=_tiled(own, tile), num_warps=tile.warps,
+        num_stages=tile.stages,
     )  # fmt: skip
     if plan.SHARED:
         sum_partials(partial, drest)
+
+
+def _grid(
+    plan: Plan, heads: int, batch: int, streamed: int
+) -> tuple[Callable[[int], tuple[int, int, int]], int]:
+    """The grid by how many tiles a head has, and how many heads' tiles take turns, where some of
+    them take longer. streamed: bytes that the programs of one head walk over."""
+    turns = plan.CAUSAL and not plan.PACKED
+    together = heads_together(heads, streamed) if turns else 1
+    return lambda tiles: (tiles * together, heads // together, batch), together
 
 
 def _tiled(plan: Plan, tile: Tile) -> Plan:

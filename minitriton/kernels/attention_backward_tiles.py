@@ -27,6 +27,7 @@ class Tiles:
     values: Tile | None = None
 
 
+SHARE_OF_L2 = 24 << 20  # bytes, of the 50 MB of a Hopper GPU, for what programs stream
 # Products on wgmma, by the channels of the widest tile. A warpgroup has 64 rows of each gradient;
 # where it has 256 channels, those of one fill its registers.
 WARPGROUPS = {
@@ -41,6 +42,13 @@ WARPGROUPS_MORE = {
     128: Tiles(Tile(32, 128, 8, 2), Tile(128, 64, 8, 2)),
     256: Tiles(Tile(32, 128, 8, 2), Tile(128, 32, 8, 2), Tile(32, 128, 8, 2)),
 }
+
+
+def heads_together(heads: int, streamed: int) -> int:
+    """How many of the heads start their longest programs before the shorter ones of any: as many as
+    divide the heads and stay in L2 side by side. streamed: bytes that programs of one head read."""
+    most = max(1, SHARE_OF_L2 // streamed)
+    return max(n for n in range(1, min(most, heads) + 1) if heads % n == 0)
 
 
 def choose(plan: Plan, element_size: int) -> Tiles:

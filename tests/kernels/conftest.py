@@ -35,6 +35,7 @@ MAY_SPILL = {  # test: why its kernels cannot do with 255 registers
 TILES_FOR = {  # targets of tests that ask for their tiles
     "test_warpgroup_tiles": ("sm_90a",),
     "test_unmasked_loop": ("sm_90a",),
+    "test_tiles_that_take_all_memory": ("sm_90a",),
     "test_matmul_by_warpgroups": ("sm_90a",),
     "test_attention_by_warpgroups": ("sm_90a",),
     "test_wide_attention_by_warpgroups": ("sm_90a",),

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from minitriton.kernels import attention_backward_tiles as tiles
 from minitriton.kernels.attention import (
     attention,
     attention_dropout_mask,
@@ -111,6 +112,19 @@ def test_heads_that_share_keys(device, shape, shared, values, dtype, options):
     )
     assert all(map(torch.equal, first, second))
     assert torch.equal(first[0], torch.autograd.grad(expected, tensors[0], out.detach())[0])
+
+
+def test_heads_whose_programs_take_turns(device, monkeypatch):
+    """The order in which programs start changes no bit of the gradients."""
+    row = 4 * 32  # bytes of q and dout, or of k and v
+    assert [tiles.heads_together(6, n << 20) for n in (1, 4, 6, 7, 12, 100)] == [6, 6, 3, 3, 2, 1]
+    tensors = inputs((2, 70, 4, 32), torch.bfloat16, device)
+    runs = []
+    for heads in (1, 2, 4):
+        monkeypatch.setattr(tiles, "SHARE_OF_L2", heads * 70 * row)
+        out = attention(*tensors)
+        runs.append(torch.autograd.grad(out.float().square().sum(), tensors))
+    assert all(map(torch.equal, runs[0], runs[1])) and all(map(torch.equal, runs[0], runs[2]))
 
 
 def test_packed_sequences(device):

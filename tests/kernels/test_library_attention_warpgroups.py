@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from minitriton.jit import compile_hooks
-from minitriton.kernels import attention_forward
+from minitriton.kernels import attention_backward, attention_forward
 from minitriton.kernels.attention import attention, attention_reference
+from minitriton.kernels.attention_backward_tiles import Tile, Tiles
 from minitriton.kernels.attention_packed import packed_attention, packed_attention_reference
 from minitriton.kernels.mla_prefill import mla_attention, mla_attention_reference
 
@@ -35,7 +36,6 @@ CASES = {  # functions, shapes of the arguments, options
     "192 and 256": (attention, ((1, 130, 1, 192), (1, 130, 1, 192), (1, 130, 1, 256)), {}),
 }
 PRODUCED = {  # by case: the kernels of the way back, for all of which a producer warp copies
-    "mla": ["_dkdv_kernel", "_dq_kernel"],
     "256": ["_dkdv_kernel", "_dkdv_kernel", "_dq_kernel"],
     "256, groups": ["_dkdv_kernel", "_dkdv_kernel", "_dq_kernel"],
 }
@@ -45,6 +45,8 @@ REFERENCES = {
     mla_attention: mla_attention_reference,
 }
 
+
+BACKWARD = ("_dkdv_kernel", "_dq_kernel")
 
 pytestmark = pytest.mark.usefixtures("hopper")
 
@@ -87,6 +89,26 @@ class Recorder:
             self.compiled = self.kernel[grid](*args, **options)
 
         return launch
+
+
+def test_tiles_that_take_all_memory(device, monkeypatch):
+    """Some have one slot where others have two, and the gradients go out through them."""
+    wide = Tiles(Tile(64, 128, 8, 2), Tile(128, 64, 8, 2), Tile(96, 128, 8, 2))
+    monkeypatch.setattr(attention_backward, "choose", lambda plan, size: wide)
+    recorders = [Recorder(getattr(attention_backward, name)) for name in BACKWARD]
+    for name, recorder in zip(BACKWARD, recorders, strict=True):
+        monkeypatch.setattr(attention_backward, name, recorder)
+    inputs = [torch.randn(1, 330, 1, 256, device=device).bfloat16() for _ in range(4)]
+    *tensors, grad = [x.requires_grad_() for x in inputs]
+    ours = torch.autograd.grad(attention(*tensors), tensors, grad)
+    exact = [x.detach().double().requires_grad_() for x in tensors]
+    theirs = torch.autograd.grad(attention_reference(*exact)[0], exact, grad.double())
+    for mine, right in zip(ours, theirs, strict=True):
+        assert ((mine.double() - right).norm() / right.norm()).item() < 5e-3
+    for recorder in recorders:
+        remarks = recorder.compiled.metadata["remarks"]
+        assert "a producer warp copies 2 and 1 stages by TMA" in remarks
+        assert "not persistent: what it stores takes the memory of its slots" in remarks
 
 
 @pytest.mark.parametrize("causal", [True, False])
