@@ -84,14 +84,16 @@ def test_where_the_ctas_meet(name):
 
 @pytest.mark.parametrize(("name", "warps"), [("matmul", 8), ("ping-pong", 4), ("attention", 8)])
 def test_arrivals_at_both(name, warps):
-    """Lanes 0 and 1 of each warp; what is copied once for a loop counts its own CTA's warps."""
+    """Lanes 0 and 1 of each warp; what is copied once for a loop counts its own CTA's warps.
+    Attention reads values until the next iteration, which gives their slot back, or the loop ends.
+    """
     lines = lines_of(KERNELS[name][0]().ptx)
     counts = [int(re.search(r", (\d+);", lines[i])[1]) for i in places(lines, r"mbarrier\.init")]
     assert {*counts} == {1, 2 * warps} | ({warps} if name == "attention" else set())
     assert len(places(lines, r"mapa\.shared::cluster\.u32")) == 1
     both = places(lines, r"@%p\d+ mbarrier\.arrive\.shared::cluster\.b64")
     own = places(lines, r"mbarrier\.arrive\.shared::cta\.b64")
-    assert len(both) == 2
+    assert len(both) == 2 + (name == "attention")
     assert len(own) == (name == "attention")
 
 
