@@ -7,7 +7,6 @@ themselves, and those of torch.compile, compile in the worker.
 from __future__ import annotations
 
 import functools
-import gc
 import multiprocessing
 import os
 import time
@@ -75,13 +74,13 @@ def only_compile() -> None:
 def compile_case(size: str, title: str, end: float) -> int:
     """Compile the configurations of one case in a process that only compiles; how many did."""
     from minitriton.bench.cases import build
-    from minitriton.bench.worker import setting_of
+    from minitriton.bench.worker import setting_of, tidy
 
-    spec = next(spec for spec in catalog.select(size) if spec.title == title)
+    (spec,) = catalog.select(size, [title])
     try:
         return _compile(build(spec, setting_of(size)).contenders, end)
     finally:
-        _free(size)
+        tidy(size)
 
 
 def _compile(contenders: dict[str, Callable[[], list[Any]]], end: float) -> int:
@@ -103,11 +102,3 @@ def _compile(contenders: dict[str, Callable[[], list[Any]]], end: float) -> int:
             except Exception:
                 continue
     return count
-
-
-def _free(size: str) -> None:
-    import torch
-
-    gc.collect()
-    if size != catalog.DRY:
-        torch.cuda.empty_cache()

@@ -229,15 +229,15 @@ def run_job(job: dict[str, Any], emit: Emit) -> None:
         except (torch.OutOfMemoryError, LeftOut) as error:
             emit("skipped", case=title, reason=f"{type(error).__name__}: {error}"[:300])
         case = None  # type: ignore[assignment]  # frees the tensors of this case before the next
-        _tidy(clock)
+        tidy(size)
 
 
-def _tidy(clock: measure.Clock | None) -> None:
+def tidy(size: str) -> None:
     """Frees memory, and what torch.compile knows: it gives up after a few shapes of a function."""
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()
     gc.collect()
-    if clock is not None:
+    if size != catalog.DRY:
         torch.cuda.empty_cache()
 
 

@@ -1,6 +1,28 @@
 """Kernels whose copies a producer warp can or cannot make (never called from Python)."""
 
+import minitriton as triton
 import minitriton.language as tl
+
+
+@triton.jit
+def multiply(
+    a, b, c, rm, rn, M, N, K, sa, sb, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr
+):
+    """Rows rm and columns rn of C = A @ B."""
+    rk = tl.arange(0, BK)
+    acc = tl.zeros((BM, BN), tl.float32)
+    for k in range(0, K, BK):
+        x = tl.load(
+            a + rm[:, None] * sa + (k + rk)[None, :],
+            mask=(rm[:, None] < M) & ((k + rk)[None, :] < K), other=0.0,
+        )  # fmt: skip
+        y = tl.load(
+            b + (k + rk)[:, None] * sb + rn[None, :],
+            mask=((k + rk)[:, None] < K) & (rn[None, :] < N), other=0.0,
+        )  # fmt: skip
+        acc = tl.dot(x, y, acc)
+    mask = (rm[:, None] < M) & (rn[None, :] < N)
+    tl.store(c + rm[:, None] * N + rn[None, :], acc, mask=mask)
 
 
 def product(
@@ -59,42 +81,18 @@ def early_return(
     if tl.program_id(0) * BM >= M:
         return
     rm = tl.program_id(0) * BM + tl.arange(0, BM)
-    rn, rk = tl.arange(0, BN), tl.arange(0, BK)
-    acc = tl.zeros((BM, BN), tl.float32)
-    for k in range(0, K, BK):
-        x = tl.load(
-            a + rm[:, None] * sa + (k + rk)[None, :],
-            mask=(rm[:, None] < M) & ((k + rk)[None, :] < K), other=0.0,
-        )  # fmt: skip
-        y = tl.load(
-            b + (k + rk)[:, None] * sb + rn[None, :],
-            mask=((k + rk)[:, None] < K) & (rn[None, :] < N), other=0.0,
-        )  # fmt: skip
-        acc = tl.dot(x, y, acc)
-    mask = (rm[:, None] < M) & (rn[None, :] < N)
-    tl.store(c + rm[:, None] * N + rn[None, :], acc, mask=mask)
+    rn = tl.arange(0, BN)
+    multiply(a, b, c, rm, rn, M, N, K, sa, sb, BM, BN, BK)
 
 
 def tile_after_tile(
     a, b, c, M, N, K, sa, sb, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr
 ):  # fmt: skip
     """Each program takes several tiles of rows, in a loop of its own."""
-    rn, rk = tl.arange(0, BN), tl.arange(0, BK)
+    rn = tl.arange(0, BN)
     for tile in range(tl.program_id(0), tl.cdiv(M, BM), tl.num_programs(0)):
         rm = tile * BM + tl.arange(0, BM)
-        acc = tl.zeros((BM, BN), tl.float32)
-        for k in range(0, K, BK):
-            x = tl.load(
-                a + rm[:, None] * sa + (k + rk)[None, :],
-                mask=(rm[:, None] < M) & ((k + rk)[None, :] < K), other=0.0,
-            )  # fmt: skip
-            y = tl.load(
-                b + (k + rk)[:, None] * sb + rn[None, :],
-                mask=((k + rk)[:, None] < K) & (rn[None, :] < N), other=0.0,
-            )  # fmt: skip
-            acc = tl.dot(x, y, acc)
-        mask = (rm[:, None] < M) & (rn[None, :] < N)
-        tl.store(c + rm[:, None] * N + rn[None, :], acc, mask=mask)
+        multiply(a, b, c, rm, rn, M, N, K, sa, sb, BM, BN, BK)
 
 
 def two_products(

@@ -29,6 +29,15 @@ def as_group(group, monkeypatch):
     monkeypatch.setitem(interpret.RULES, "mt.group_count", lambda *_: [np.int32(2)])
 
 
+def assert_dealt(expected, groups, count, each):
+    """Of `count` programs, or tiles, with `each` copies, every other one is a group's, in order."""
+    assert len(expected) == count * each
+    for number in range(count):
+        begin = number // 2 * each
+        part = expected[number * each : (number + 1) * each]
+        assert groups[number % 2][begin : begin + each] == part
+
+
 @pytest.mark.parametrize(("m", "n", "k"), [(128, 128, 64), (144, 80, 448), (16, 16, 80)])
 def test_a_product(kernel, m, n, k):
     arrays, scalars = data(m, n, k)
@@ -79,12 +88,7 @@ def test_groups_find_what_the_producer_copied(kernel, k, stages, monkeypatch):
             patch.setitem(interpret.RULES, "mt.num_programs", number)
             as_group(group, patch)
             groups.append(made(kernel_of(module)))
-    per_program = 2 * -(-k // 64)
-    assert len(expected) == 6 * per_program
-    for program in range(6):
-        begin = program // 2 * per_program
-        part = expected[program * per_program : (program + 1) * per_program]
-        assert groups[program % 2][begin : begin + per_program] == part
+    assert_dealt(expected, groups, 6, 2 * -(-k // 64))
 
 
 def test_no_iterations(kernel):

@@ -10,7 +10,7 @@ from minitriton.passes.op_classes import MEMORY_ACCESS
 from minitriton.passes.remarks import remarks_of
 from minitriton.passes.traversal import int_attribute, kernel_of, ops_of
 from tests.passes import tile_loop_kernels
-from tests.passes.test_ping_pong import as_group
+from tests.passes.test_ping_pong import as_group, assert_dealt
 from tests.passes.test_producer_slice import copies
 from tests.passes.test_warp_split import HOPPER, MATRICES, SPLIT, halves, loops_of, named
 
@@ -89,12 +89,7 @@ def test_groups_find_what_the_producer_copied(kernel, k, stages, monkeypatch):
         with monkeypatch.context() as patch:
             as_group(group, patch)
             groups.append(made(kernel_of(module)))
-    per_tile = 2 * -(-k // 64)
-    assert len(expected) == 5 * per_tile
-    for tile in range(5):
-        begin = tile // 2 * per_tile
-        part = expected[tile * per_tile : (tile + 1) * per_tile]
-        assert groups[tile % 2][begin : begin + per_tile] == part
+    assert_dealt(expected, groups, 5, 2 * -(-k // 64))
 
 
 def turns_of(ops):

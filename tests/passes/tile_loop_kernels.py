@@ -1,6 +1,7 @@
 """Products whose programs take several tiles each, in a loop of their own (never called)."""
 
 import minitriton.language as tl
+from tests.passes.ring_kernels import multiply
 
 
 def products(
@@ -74,21 +75,8 @@ def nested(
     KIND: tl.constexpr, FLATTEN: tl.constexpr,
 ):  # fmt: skip
     """Rows and columns of tiles in two loops."""
-    rk = tl.arange(0, BK)
     for row in tl.range(tl.program_id(0), tl.cdiv(M, BM), tl.num_programs(0), flatten=FLATTEN):
         rm = row * BM + tl.arange(0, BM)
         for column in range(0, tl.cdiv(N, BN)):
             rn = column * BN + tl.arange(0, BN)
-            acc = tl.zeros((BM, BN), tl.float32)
-            for k in range(0, K, BK):
-                x = tl.load(
-                    a + rm[:, None] * sa + (k + rk)[None, :],
-                    mask=(rm[:, None] < M) & ((k + rk)[None, :] < K), other=0.0,
-                )  # fmt: skip
-                y = tl.load(
-                    b + (k + rk)[:, None] * sb + rn[None, :],
-                    mask=((k + rk)[:, None] < K) & (rn[None, :] < N), other=0.0,
-                )  # fmt: skip
-                acc = tl.dot(x, y, acc)
-            mask = (rm[:, None] < M) & (rn[None, :] < N)
-            tl.store(c + rm[:, None] * N + rn[None, :], acc, mask=mask)
+            multiply(a, b, c, rm, rn, M, N, K, sa, sb, BM, BN, BK)
