@@ -24,6 +24,7 @@ from minitriton.kernels.philox import threshold_of
 from minitriton.kernels.rows import (
     ADD_LAYER_NORM_TILES,
     LAYER_NORM_TILES,
+    backward_warps,
     norm_tile,
     row_programs,
     row_tile,
@@ -134,7 +135,6 @@ def _backward_kernel(
     """A row at a time, while the next STAGES - 1 are on their way to shared memory."""
     if FULL:  # no masks
         columns = BLOCK
-    tl.extra.cuda.gdc_launch_dependents()  # the sum over programs is at hand when they end
     at = tl.arange(0, BLOCK)
     mask = at < columns
     weight = tl.load(weight_ptr + at, mask=mask, other=0.0).to(tl.float32)
@@ -327,7 +327,7 @@ def _backward_op(
         dy, dt, m, weight.contiguous(), stats, seed, dx, dbranch if dbranch.numel() > 0 else None,
         partial, dy.stride(0), 0 if dt is None else dt.stride(0), m.stride(0), *m.shape,
         threshold_of(dropout), 1 / (1 - dropout), BIASED=biased, DROPOUT=dropout > 0,
-        FULL=block == m.shape[1], STAGES=2, BLOCK=block, num_warps=max(4, block // 512),
+        FULL=block == m.shape[1], STAGES=2, BLOCK=block, num_warps=backward_warps(block),
     )  # fmt: skip
     if not biased:
         sum_partials(partial[0], dweight)

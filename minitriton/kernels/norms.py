@@ -22,7 +22,14 @@ from minitriton.kernels import checks
 from minitriton.kernels.checks import KernelArgumentError
 from minitriton.kernels.gemm import sum_partials
 from minitriton.kernels.operator import operator
-from minitriton.kernels.rows import RMS_NORM_TILES, norm_tile, row_programs, row_tile, rows_in_place
+from minitriton.kernels.rows import (
+    RMS_NORM_TILES,
+    backward_warps,
+    norm_tile,
+    row_programs,
+    row_tile,
+    rows_in_place,
+)
 
 MAX_COLUMNS = 8192
 MAX_ROWS = 2**31 - 1024  # row numbers are int32
@@ -83,8 +90,6 @@ def _backward_kernel(
 ):  # fmt: skip
     if FULL:  # no masks along rows
         columns = BLOCK
-    if DWEIGHT:
-        tl.extra.cuda.gdc_launch_dependents()  # the sum over programs is at hand when they end
     at = tl.arange(0, BLOCK)[None, :]
     if WEIGHTED:
         weight = tl.load(weight_ptr + at, mask=at < columns, other=0.0).to(tl.float32)
@@ -226,7 +231,7 @@ def _backward(
     inner, (dy, m, *rest) = rows_in_place(grad, x, *([] if gate is None else [gate]))
     g = rest[0] if rest else m
     columns = x.shape[-1]
-    height, block, warps = row_tile(columns)
+    height, block, _ = row_tile(columns)
     rows = x.numel() // columns
     programs = row_programs(triton.cdiv(rows, height), block)
     sums = (programs, columns) if train_weight else (1, 1)
@@ -236,7 +241,7 @@ def _backward(
         dx if gate is None else dgate, partial, dy.outer_stride, dy.stride, m.outer_stride,
         m.stride, g.outer_stride, g.stride, inner, rows, columns, eps, GATED=gate is not None,
         WEIGHTED=weight is not None, DWEIGHT=train_weight, FULL=block == columns, STAGES=2,
-        ROWS=height, BLOCK=block, num_warps=warps,
+        ROWS=height, BLOCK=block, num_warps=backward_warps(block),
     )  # fmt: skip
     if train_weight:
         sum_partials(partial, dweight)

@@ -50,9 +50,19 @@ class NormTile:
 
 
 # by the power of two that a row of bf16 or fp16 fits in; rows that are not listed take `row_tile`
-RMS_NORM_TILES = {8192: NormTile(1, 8192, 16, reread=True)}
-ADD_LAYER_NORM_TILES: dict[int, NormTile] = {}
-LAYER_NORM_TILES = {4096: NormTile(1, 4096, 4), 8192: NormTile(1, 8192, 16, reread=True)}
+RMS_NORM_TILES = {
+    4096: NormTile(1, 4096, 8, reread=True),
+    8192: NormTile(1, 8192, 16, reread=True),
+}
+ADD_LAYER_NORM_TILES = {
+    4096: NormTile(1, 4096, 8, reread=True),
+    8192: NormTile(1, 4096, 16, reread=True),
+}
+LAYER_NORM_TILES = {
+    1024: NormTile(2, 1024, 2),
+    4096: NormTile(1, 4096, 4, reread=True),
+    8192: NormTile(1, 8192, 16, reread=True),
+}
 
 
 def norm_tile(columns: int, dtype: torch.dtype, tiles: dict[int, NormTile]) -> NormTile:
@@ -66,6 +76,11 @@ def row_programs(tiles: int, block: int) -> int:
     """Programs of a backward pass over tiles of `block` columns: as many as reside on a large GPU
     at once, few enough to keep partial sums small."""
     return min(tiles, max(132, min(1056, 132 * 8192 // block)))
+
+
+def backward_warps(block: int) -> int:
+    """Of such a program."""
+    return 16 if block >= 4096 else max(4, block // 512)
 
 
 @dataclass(frozen=True)
