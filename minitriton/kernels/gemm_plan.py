@@ -34,9 +34,9 @@ L2_BYTES = 61  # that reach an SM in a clock
 MEMORY_BYTES = 2500  # that memory delivers in a clock to all SMs
 SUM_CLOCKS = 4000  # of the kernel that sums slices, beside its bytes
 TURN = 600  # clocks between the products of two warpgroups
-# Clocks for 1024 elements. "reads": a matrix as large as C; "exact": GELU or reading in fp16 or fp32,
-# where they take more registers and time, but for GELU alone in fp32; "thrice": any, after three
-# products of tf32.
+# Clocks for 1024 elements. "reads": a matrix as large as C; "exact": GELU or reading in fp16 or
+# fp32, where they take more registers and time, but for GELU alone in fp32; "thrice": any, after
+# three products of tf32.
 EPILOGUE = {
     "none": 92, "gelu": 220, "gelu fp32": 300, "reads": 300, "exact": 400, "thrice": 400,
 }  # fmt: skip

@@ -67,6 +67,47 @@ def test_a_deadline(tmp_path, monkeypatch):
     assert not (tmp_path / "cache").exists() or not entries(tmp_path / "cache")
 
 
+TUNED = """
+import sys
+import torch
+import triton
+import triton.language as tl
+from minitriton.bench import ahead
+
+
+@triton.heuristics({"TWICE": lambda operands: 2})
+@triton.autotune([triton.Config({"BLOCK": n}) for n in (32, 64, 128, 256, 512)], key=[])
+@triton.jit
+def fill_kernel(x, TWICE: tl.constexpr, BLOCK: tl.constexpr):
+    tl.store(x + tl.arange(0, BLOCK), TWICE)
+
+
+ahead.only_compile()
+ahead._share = slice(int(sys.argv[1]), None, 2)
+x = torch.full([512], 7.0, device="cuda")
+fill_kernel[(1,)](x)
+assert bool((x == 7).all()), "it was launched"
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_kernels_that_tune_themselves(tmp_path):
+    """Two processes share the five configurations."""
+    pytest.importorskip("triton")
+    file = tmp_path / "tuned.py"
+    file.write_text(TUNED)
+    found = []
+    for part in ("0", "1"):
+        environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path / "cache")}
+        done = subprocess.run(
+            [sys.executable, str(file), part], capture_output=True, text=True, env=environment
+        )
+        assert done.returncode == 0, done.stderr
+        found.append(len(list((tmp_path / "cache").rglob("*.cubin"))))
+    assert found == [3, 5]
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_the_worker_compiles_no_more(tmp_path):
