@@ -26,7 +26,7 @@ IDS = 16  # that a program owns
 SLICE, WIDTH = 64, 64  # tokens per step and channels of a program that multiplies
 PROGRAMS = 528  # so many that multiply give four per SM of an H100
 CHANNELS = 256  # of a program that adds rows
-SHORT, CHUNK, PIECES = 4, 32, 16  # tokens of a short run, of a piece; pieces added at a time
+SHORT, CHUNK, PIECES = 4, 32, 8  # tokens of a short run, of a piece; pieces added at a time
 SEARCHED = 256  # ids per program
 
 
@@ -42,8 +42,8 @@ def _product_kernel(
     for first in range(begin, min(begin + per_split, tokens), SLICE):
         row = first + tl.arange(0, SLICE)
         index = tl.load(ids_ptr + row, mask=row < tokens, other=-1)
-        known = (index >= 0) & (index < vocabulary)  # before 64 bits become 32
-        hot = tl.where(known, index, -1).to(tl.int32)[None, :] == own[:, None]
+        index = tl.where(index >> 31 == 0, index, -1).to(tl.int32)  # no id but by its low bits
+        hot = index[None, :] == own[:, None]
         if tl.max(hot.to(tl.int32)) > 0:
             source = grad_ptr + row.to(tl.int64)[:, None] * columns + at[None, :]
             mask = (row < tokens)[:, None] & (at < columns)[None, :]
@@ -51,6 +51,14 @@ def _product_kernel(
             acc = tl.dot(hot.to(grad.dtype), grad, acc, input_precision="tf32x3")
     to = partial_ptr + (tl.program_id(2).to(tl.int64) * vocabulary + own[:, None]) * columns
     tl.store(to + at[None, :], acc, mask=(own < vocabulary)[:, None] & (at < columns)[None, :])
+
+
+@triton.jit
+def _rows_at(grad_ptr, place_ptr, begin, count, j, at, columns):
+    """Row `j` of each of several runs; zeros for those that are not longer than that."""
+    place = tl.load(place_ptr + begin + j, mask=j < count, other=0).to(tl.int64)
+    source = grad_ptr + place[:, None] * columns + at[None, :]
+    return tl.load(source, mask=(j < count)[:, None] & (at < columns)[None, :], other=0.0)
 
 
 @triton.jit
@@ -141,12 +149,11 @@ def _run_kernel(
     begin = tl.load(start_ptr + own, mask=own < vocabulary, other=0)
     count = tl.load(start_ptr + own + 1, mask=own < vocabulary, other=0) - begin
     short = tl.where(count <= SHORT, count, 0)
-    acc = tl.zeros([IDS, CHANNELS], tl.float32)
-    for j in range(tl.max(short)):
-        place = tl.load(place_ptr + begin + j, mask=j < short, other=0).to(tl.int64)
-        source = grad_ptr + place[:, None] * columns + at[None, :]
-        mask = (j < short)[:, None] & (at < columns)[None, :]
-        acc += tl.load(source, mask=mask, other=0.0).to(tl.float32)
+    one = _rows_at(grad_ptr, place_ptr, begin, short, 0, at, columns)
+    two = _rows_at(grad_ptr, place_ptr, begin, short, 1, at, columns)
+    acc = one.to(tl.float32) + two.to(tl.float32)  # few ids have more: both are on their way at once
+    for j in range(2, tl.max(short)):
+        acc += _rows_at(grad_ptr, place_ptr, begin, short, j, at, columns).to(tl.float32)
     mask = ((own < vocabulary) & (count <= SHORT))[:, None] & (at < columns)[None, :]
     _put(dweight_ptr, extra_ptr, own.to(tl.int64)[:, None] * columns + at[None, :], acc, mask)
     if tl.max(count) > SHORT:

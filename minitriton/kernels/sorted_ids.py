@@ -2,7 +2,7 @@
 
 A warp sorts a list of LIST places by itself. Then up to LISTS sorted lists at a time become one:
 an element's new place is its own in its list, plus how many elements of each other list come
-before it, which bisection finds. So 16384 ids take two launches, and 2^20 take three. Nothing is
+before it, which bisection finds. So 16384 ids take two launches, and 2^19 take three. Nothing is
 counted by atomics; equal inputs give equal results.
 """
 
@@ -13,7 +13,8 @@ import torch
 import minitriton as triton
 import minitriton.language as tl
 
-LIST, LISTS = 256, 64  # places that a warp sorts, sorted lists that a launch merges
+HIGHEST: tl.constexpr = tl.constexpr(2**31 - 1)
+LIST, LISTS = 512, 32  # places that a warp sorts, sorted lists that a launch merges
 ELEMENTS = 32  # of a list, that a program of the merge places
 
 
@@ -27,9 +28,8 @@ def count_below(list_ptr, length, wanted, largest, levels):
     below = wanted * 0
     for level in tl.range(levels):
         probe = below + (largest >> level)
-        inside = probe <= length
-        found = tl.load(list_ptr + (probe - 1), mask=inside, other=0)
-        below = tl.where(inside & (found < wanted), probe, below)
+        found = tl.load(list_ptr + (probe - 1), mask=probe <= length, other=HIGHEST)
+        below = tl.where(found < wanted, probe, below)
     return below
 
 
