@@ -5,9 +5,9 @@ multiplies by the one-hot matrix of those that are its own. That takes time in p
 vocabulary times tokens.
 
 A larger one: tokens are sorted by id (`sorted_ids`), so that the rows of an id are a run of the
-sorted order, and a program adds the runs of 16 ids. Runs of more than SHORT tokens are added one
-after the other, with many rows in flight; before that, all programs have added the pieces of CHUNK
-tokens into which the longest are cut, of which only the sums are left. Every row is written once.
+sorted order. A warp writes the rows of a few ids, each once: zeros, the sum of a short run, or the
+sum of pieces. Runs that cross chunks of CHUNK places are cut there, and many programs have added
+the rows of the pieces before, so that an id of very many tokens does not keep one warp busy long.
 
 Sums are fp32, in a fixed order: equal inputs give equal bits.
 """
@@ -22,12 +22,12 @@ from minitriton.kernels.gemm import sum_partials
 from minitriton.kernels.sorted_ids import count_below, sorted_ids
 
 FEW = 128  # ids, for which products are faster than sorting
-IDS = 16  # that a program owns
-SLICE, WIDTH = 64, 64  # tokens per step and channels of a program that multiplies
+IDS, SLICE, WIDTH = 16, 64, 64  # ids, tokens per step, channels of a program that multiplies
 PROGRAMS = 528  # so many that multiply give four per SM of an H100
 CHANNELS = 256  # of a program that adds rows
-SHORT, CHUNK, PIECES = 4, 32, 8  # tokens of a short run, of a piece; pieces added at a time
-SEARCHED = 256  # ids per program
+CHUNK = 32  # places
+SEARCHED = 256  # ids per program whose runs are found
+OWNED, ROWS = 8, 8  # ids of a warp; rows, or pieces of rows, that it adds at a time
 
 
 @triton.jit
@@ -42,7 +42,7 @@ def _product_kernel(
     for first in range(begin, min(begin + per_split, tokens), SLICE):
         row = first + tl.arange(0, SLICE)
         index = tl.load(ids_ptr + row, mask=row < tokens, other=-1)
-        index = tl.where(index >> 31 == 0, index, -1).to(tl.int32)  # no id but by its low bits
+        index = tl.where(index >> 31 == 0, index, -1).to(tl.int32)  # 64 bits into 32
         hot = index[None, :] == own[:, None]
         if tl.max(hot.to(tl.int32)) > 0:
             source = grad_ptr + row.to(tl.int64)[:, None] * columns + at[None, :]
@@ -51,14 +51,6 @@ def _product_kernel(
             acc = tl.dot(hot.to(grad.dtype), grad, acc, input_precision="tf32x3")
     to = partial_ptr + (tl.program_id(2).to(tl.int64) * vocabulary + own[:, None]) * columns
     tl.store(to + at[None, :], acc, mask=(own < vocabulary)[:, None] & (at < columns)[None, :])
-
-
-@triton.jit
-def _rows_at(grad_ptr, place_ptr, begin, count, j, at, columns):
-    """Row `j` of each of several runs; zeros for those that are not longer than that."""
-    place = tl.load(place_ptr + begin + j, mask=j < count, other=0).to(tl.int64)
-    source = grad_ptr + place[:, None] * columns + at[None, :]
-    return tl.load(source, mask=(j < count)[:, None] & (at < columns)[None, :], other=0.0)
 
 
 @triton.jit
@@ -108,64 +100,50 @@ def _piece_kernel(
 
 
 @triton.jit
-def _long_run(
-    grad_ptr, place_ptr, piece_ptr, begin, end, at, columns,
-    CHUNK: tl.constexpr, PIECES: tl.constexpr,
+def _sum_of_run(
+    total, grad_ptr, place_ptr, piece_ptr, begin, end, at, columns,
+    CHUNK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """The sum of the rows of a run: of them all within one chunk, else of its pieces."""
+    """`total` + the rows of a run that is not empty, or its pieces if it crosses chunks."""
     chunk, last = begin // CHUNK, (end - 1) // CHUNK
     if chunk == last:
-        run = begin + tl.arange(0, CHUNK)
-        total = _sum_of_rows(grad_ptr, place_ptr, run, run < end, at, columns)
+        row = grad_ptr + tl.load(place_ptr + begin).to(tl.int64) * columns
+        total += tl.load(row + at, mask=at < columns, other=0.0).to(tl.float32)
+        for first in range(begin + 1, end, ROWS):  # most runs end before
+            run = first + tl.arange(0, ROWS)
+            total += _sum_of_rows(grad_ptr, place_ptr, run, run < end, at, columns)
     else:
-        acc = tl.zeros([PIECES, at.shape[0]], tl.float32)
-        for first in range(chunk, last + 1, PIECES):
-            piece = first + tl.arange(0, PIECES)
-            row = 2 * piece + (piece == chunk).to(tl.int32)
-            source = piece_ptr + row.to(tl.int64)[:, None] * columns + at[None, :]
+        for first in range(chunk, last + 1, ROWS):  # tiles of one shape have one layout
+            piece = first + tl.arange(0, ROWS)
+            source = 2 * piece + (piece == chunk).to(tl.int32)
+            source = piece_ptr + source.to(tl.int64)[:, None] * columns + at[None, :]
             mask = (piece <= last)[:, None] & (at < columns)[None, :]
-            acc += tl.load(source, mask=mask, other=0.0)
-        total = tl.sum(acc, 0)
+            total += tl.sum(tl.load(source, mask=mask, other=0.0), 0)
     return total
-
-
-@triton.jit
-def _put(dweight_ptr, extra_ptr, at, value, mask):
-    if extra_ptr is not None:
-        value += tl.load(extra_ptr + at, mask=mask, other=0.0).to(tl.float32)
-    tl.store(dweight_ptr + at, value.to(dweight_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def _run_kernel(
     grad_ptr, place_ptr, start_ptr, piece_ptr, extra_ptr, dweight_ptr, vocabulary, columns,
-    IDS: tl.constexpr, CHANNELS: tl.constexpr, SHORT: tl.constexpr, CHUNK: tl.constexpr,
-    PIECES: tl.constexpr,
+    IDS: tl.constexpr, CHANNELS: tl.constexpr, CHUNK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
+    """Rows of dweight, one after the other by a warp, which skips what a row does not need."""
     tl.extra.cuda.gdc_wait()
     first = tl.program_id(0) * IDS
-    own = first + tl.arange(0, IDS)
     at = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    begin = tl.load(start_ptr + own, mask=own < vocabulary, other=0)
-    count = tl.load(start_ptr + own + 1, mask=own < vocabulary, other=0) - begin
-    short = tl.where(count <= SHORT, count, 0)
-    one = _rows_at(grad_ptr, place_ptr, begin, short, 0, at, columns)
-    two = _rows_at(grad_ptr, place_ptr, begin, short, 1, at, columns)
-    acc = one.to(tl.float32) + two.to(tl.float32)  # few ids have more: both are on their way at once
-    for j in range(2, tl.max(short)):
-        acc += _rows_at(grad_ptr, place_ptr, begin, short, j, at, columns).to(tl.float32)
-    mask = ((own < vocabulary) & (count <= SHORT))[:, None] & (at < columns)[None, :]
-    _put(dweight_ptr, extra_ptr, own.to(tl.int64)[:, None] * columns + at[None, :], acc, mask)
-    if tl.max(count) > SHORT:
-        for index in range(first, min(first + IDS, vocabulary)):
-            begin = tl.load(start_ptr + index)
-            end = tl.load(start_ptr + index + 1)
-            if end - begin > SHORT:
-                total = _long_run(
-                    grad_ptr, place_ptr, piece_ptr, begin, end, at, columns, CHUNK, PIECES
-                )
-                to = index.to(tl.int64) * columns + at
-                _put(dweight_ptr, extra_ptr, to, total, at < columns)
+    begin = tl.load(start_ptr + first)
+    for index in range(first, min(first + IDS, vocabulary)):
+        end = tl.load(start_ptr + index + 1)
+        to = index.to(tl.int64) * columns + at
+        total = tl.zeros([CHANNELS], tl.float32)
+        if extra_ptr is not None:
+            total += tl.load(extra_ptr + to, mask=at < columns, other=0.0).to(tl.float32)
+        if begin < end:
+            total = _sum_of_run(
+                total, grad_ptr, place_ptr, piece_ptr, begin, end, at, columns, CHUNK, ROWS
+            )
+        tl.store(dweight_ptr + to, total.to(dweight_ptr.dtype.element_ty), mask=at < columns)
+        begin = end
 
 
 def weight_gradient(
@@ -213,7 +191,7 @@ def by_runs(
         grad, index, place, start, piece, tokens, vocabulary, columns, chunks, 1 << (levels - 1),
         levels, CHUNK=CHUNK, CHANNELS=channels, SEARCHED=SEARCHED, launch_pdl=True,
     )  # fmt: skip
-    _run_kernel[(triton.cdiv(vocabulary, IDS), slices)](
-        grad, place, start, piece, extra, dweight, vocabulary, columns, IDS=IDS, CHANNELS=channels,
-        SHORT=SHORT, CHUNK=CHUNK, PIECES=PIECES, launch_pdl=True,
+    _run_kernel[(triton.cdiv(vocabulary, OWNED), slices)](
+        grad, place, start, piece, extra, dweight, vocabulary, columns, IDS=OWNED,
+        CHANNELS=channels, CHUNK=CHUNK, ROWS=ROWS, num_warps=1, launch_pdl=True,
     )  # fmt: skip
