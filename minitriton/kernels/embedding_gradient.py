@@ -74,9 +74,9 @@ def _piece_kernel(
     """
     tl.extra.cuda.gdc_launch_dependents()
     tl.extra.cuda.gdc_wait()
-    chunk = tl.program_id(0)
-    if chunk >= chunks:
-        block = (chunk - chunks) * tl.num_programs(1) + tl.program_id(1)
+    chunk = tl.program_id(0) - (tl.num_programs(0) - chunks)
+    if chunk < 0:
+        block = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
         wanted = block * SEARCHED + tl.arange(0, SEARCHED)
         start = count_below(id_ptr, tokens, wanted, largest, levels)
         tl.store(start_ptr + wanted, start, mask=wanted <= vocabulary)
@@ -129,8 +129,9 @@ def _run_kernel(
 ):  # fmt: skip
     """Rows of dweight, one after the other by a warp, which skips what a row does not need."""
     tl.extra.cuda.gdc_wait()
-    first = tl.program_id(0) * IDS
-    at = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    slices = tl.cdiv(columns, CHANNELS)  # whole rows are written at about the same time
+    first = tl.program_id(0) // slices * IDS
+    at = tl.program_id(0) % slices * CHANNELS + tl.arange(0, CHANNELS)
     begin = tl.load(start_ptr + first)
     for index in range(first, min(first + IDS, vocabulary)):
         end = tl.load(start_ptr + index + 1)
@@ -191,7 +192,7 @@ def by_runs(
         grad, index, place, start, piece, tokens, vocabulary, columns, chunks, 1 << (levels - 1),
         levels, CHUNK=CHUNK, CHANNELS=channels, SEARCHED=SEARCHED, launch_pdl=True,
     )  # fmt: skip
-    _run_kernel[(triton.cdiv(vocabulary, OWNED), slices)](
+    _run_kernel[(triton.cdiv(vocabulary, OWNED) * slices,)](
         grad, place, start, piece, extra, dweight, vocabulary, columns, IDS=OWNED,
         CHANNELS=channels, CHUNK=CHUNK, ROWS=ROWS, num_warps=1, launch_pdl=True,
     )  # fmt: skip

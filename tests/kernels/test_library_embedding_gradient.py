@@ -48,7 +48,7 @@ def test_random_ids(device, way, dtype, shape):
 @either
 @pytest.mark.parametrize("tokens", [CHUNK - 1, CHUNK, CHUNK + 1, CHUNK * (ROWS + 3) + 5])
 def test_all_ids_equal(device, way, tokens):
-    ids = torch.full((tokens,), 40, device=device, dtype=torch.int32)
+    ids = torch.full((tokens,), 69, device=device, dtype=torch.int32)
     assert agree(way, gradient(device, tokens, 48), ids, 70)
 
 
@@ -98,6 +98,17 @@ def test_runs_do_not_meet(device):
     grad = gradient(device, len(ids), 16)
     grad[ids == 1] = float("nan")
     assert found(by_runs, grad, ids, 200).isnan().any(1).nonzero().flatten().tolist() == [1]
+
+
+@either
+def test_kernels_do_all_the_work(device, way):
+    ids, grad = torch.randint(150, (600,), device=device), gradient(device, 600, 16)
+    dweight = torch.empty(150, 16, device=device)
+    way(grad, ids, dweight, None)  # what compiling does is not counted
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        way(grad, ids, dweight, None)
+    seen = {e.key for e in profile.key_averages() if e.key.startswith("aten::")}
+    assert seen <= {"aten::empty", "aten::unbind", "aten::select", "aten::as_strided"}
 
 
 @pytest.mark.parametrize("vocabulary", [FEW, FEW + 1])
