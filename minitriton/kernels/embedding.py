@@ -2,9 +2,8 @@
 
     out[.., t] = dropout(weight[ids[.., t]] + positions[t])
 
-The gradient of `weight` adds rows of equal ids without atomics: a program owns 16 ids and some
-channels, walks over the tokens and multiplies by the one-hot matrix of those that are its own;
-blocks of tokens that hold none of them cost one look at the ids. Sums are fp32, in a fixed order.
+The gradient of `weight` adds rows of equal ids (`embedding_gradient.py`), that of `positions` rows
+of equal places: fp32, in a fixed order.
 """
 
 from __future__ import annotations
@@ -23,13 +22,11 @@ from minitriton.kernels.dropout import (
     kept,
     masked_gradient,
 )
-from minitriton.kernels.gemm import sum_partials
+from minitriton.kernels.embedding_gradient import weight_gradient
 from minitriton.kernels.operator import operator
 from minitriton.kernels.philox import threshold_of
 
 TOKENS, CHANNELS = 4, 256  # tile of the forward kernel
-IDS, SLICE, WIDTH = 16, 64, 64  # ids, tokens per step and channels of a backward program
-PROGRAMS = 528  # so many give four per SM of an H100
 
 
 @triton.jit
@@ -55,28 +52,6 @@ def _forward_kernel(
         out = tl.where(keep, out * scale, 0.0)
     to = out_ptr + row.to(tl.int64)[:, None] * columns + at
     tl.store(to, out.to(out_ptr.dtype.element_ty), mask=inside[:, None] & (at < columns))
-
-
-@triton.jit
-def _weight_gradient_kernel(
-    grad_ptr, ids_ptr, partial_ptr, tokens, vocabulary, columns, per_split,
-    IDS: tl.constexpr, SLICE: tl.constexpr, WIDTH: tl.constexpr,
-):  # fmt: skip
-    own = tl.program_id(0) * IDS + tl.arange(0, IDS)
-    at = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
-    begin = tl.program_id(2) * per_split
-    acc = tl.zeros([IDS, WIDTH], tl.float32)
-    for first in range(begin, min(begin + per_split, tokens), SLICE):
-        row = first + tl.arange(0, SLICE)
-        index = tl.load(ids_ptr + row, mask=row < tokens, other=-1)
-        hot = index.to(tl.int32)[None, :] == own[:, None]
-        if tl.max(hot.to(tl.int32)) > 0:
-            source = grad_ptr + row.to(tl.int64)[:, None] * columns + at[None, :]
-            mask = (row < tokens)[:, None] & (at < columns)[None, :]
-            grad = tl.load(source, mask=mask, other=0.0)
-            acc = tl.dot(hot.to(grad.dtype), grad, acc, input_precision="tf32x3")
-    to = partial_ptr + (tl.program_id(2).to(tl.int64) * vocabulary + own[:, None]) * columns
-    tl.store(to + at[None, :], acc, mask=(own < vocabulary)[:, None] & (at < columns)[None, :])
 
 
 @triton.jit
@@ -232,20 +207,11 @@ def embedding_gradients(
     """Writes both gradients (dpositions may be empty); `extra` [V, d] is added to dweight, which
     serves an embedding tied to the output head. For callers inside the library: no checks."""
     d = grad.contiguous() if seed is None else masked_gradient(grad, dropout, seed)
-    tokens, (vocabulary, columns) = ids.numel(), dweight.shape
-    grid = [triton.cdiv(vocabulary, IDS), triton.cdiv(columns, WIDTH)]
-    splits = max(1, min(PROGRAMS // (grid[0] * grid[1]), triton.cdiv(tokens, 4 * SLICE)))
-    per_split = triton.cdiv(triton.cdiv(tokens, splits), SLICE) * SLICE
-    partial = torch.empty(splits, vocabulary, columns, dtype=torch.float32, device=d.device)
-    _weight_gradient_kernel[(*grid, splits)](
-        d, ids.contiguous(), partial, tokens, vocabulary, columns, per_split, IDS=IDS, SLICE=SLICE,
-        WIDTH=WIDTH,
-    )  # fmt: skip
-    sum_partials(partial, dweight, extra=extra)
+    weight_gradient(d, ids.contiguous(), dweight, extra)
     if dpositions.numel() > 0:
-        length = ids.shape[-1]
+        length, columns = ids.shape[-1], dweight.shape[1]
         _position_gradient_kernel[(triton.cdiv(dpositions.numel(), 256),)](
-            d, dpositions, tokens // length, length, columns, dpositions.numel(), BLOCK=256
+            d, dpositions, ids.numel() // length, length, columns, dpositions.numel(), BLOCK=256
         )
     return dweight, dpositions
 
