@@ -227,7 +227,7 @@ def _dry() -> list[Spec]:
         "moe_mxfp4": experts, "moe_w4a8": {**experts, "latent": 128, "width": 128},
         "muon": {"matrices": 2, "rows": 16, "columns": 40},
         "linear": {"rows": 20, "columns": 24, "depth": 32}, "gelu_mlp": {"rows": 20, "width": 16},
-        "add_layer_norm": row, "embedding": {"tokens": 12, "rows": 30, "width": 16},
+        "add_layer_norm": row, "embedding": {"tokens": 12, "rows": 200, "width": 16},
         "cross_entropy_step": row, "scalar_residual": row,
         "packed_attention": {"batch": 2, "tokens": 40, "heads": 2, "width": 16},
         "muon_step": {"heads": 2, "rows": 16, "columns": 40},
