@@ -25,9 +25,12 @@ from minitriton.kernels.moe_router import HIGHEST, LOWEST, sort_key, value_of_ke
 SAMPLE = 2048  # at most what the registers of a program hold for NARROW experts
 SIGMAS = 6.0
 NARROW = 8  # experts of a program that bisects: 32 bytes of a row of fp32 scores
-WIDE = 128  # of one that gathers
+LINE = 128  # bytes of a row that one that gathers reads
+HELD = 1024  # scores that it holds: 32 per thread
+ACROSS = 4  # rows of it that the threads of a warp cover
 APART: tl.constexpr = tl.constexpr(8)  # int32 from counter to counter: a sector of L2 each
 MANY = 16384  # tokens whose cutoffs are found several per program
+FAR: tl.constexpr = tl.constexpr(1 << 30)  # a place where there is no room, wherever it is added to
 BLOCK = 1024  # keys of a buffer that are read at once
 COARSE = 20  # halvings for the bracket's ends, that leave 2^12 keys between
 
@@ -100,36 +103,38 @@ def bracket_kernel(
 @triton.jit
 def gather_kernel(
     scores_ptr, cutoff_ptr, bracket_ptr, above_ptr, inside_ptr, kept_ptr, row_stride, tokens,
-    experts, room, ROWS: tl.constexpr, EXPERTS: tl.constexpr, STEPS: tl.constexpr,
+    experts, room, DEEP: tl.constexpr, ACROSS: tl.constexpr, EXPERTS: tl.constexpr,
 ):  # fmt: skip
-    """Counts keys above the bracket, and keeps those inside as long as there is room."""
-    column = tl.arange(0, EXPERTS)[None, :]
-    expert = tl.program_id(0) * EXPERTS + column
-    exists = expert < experts
-    low = tl.load(bracket_ptr + expert, mask=exists, other=HIGHEST)
-    high = tl.load(bracket_ptr + experts + expert, mask=exists, other=HIGHEST)
+    """Counts keys above the bracket, and keeps those inside as long as there is room.
+
+    A warp holds [DEEP, ACROSS] rows, of which a thread has all DEEP: it numbers its own keys and
+    reserves their places with one atomic per expert.
+    """
+    expert = tl.program_id(0) * EXPERTS + tl.arange(0, EXPERTS)[None, None, :]
+    first = tl.program_id(1) * (DEEP * ACROSS)
+    row = tl.arange(0, DEEP)[:, None, None] * ACROSS + tl.arange(0, ACROSS)[None, :, None]
+    exists, live = expert < experts, first + row < tokens
+    scores_ptr += first.to(tl.int64) * row_stride
+    where = row.to(tl.int64) * row_stride + expert
+    margin = tl.load(scores_ptr + where, mask=live & exists, other=-float("inf")).to(tl.float32)
+    margin -= tl.load(cutoff_ptr + first + row, mask=live, other=0.0)
+    key = sort_key(margin)
+    none = sort_key(tl.full([], -float("inf"), tl.float32))  # of rows that are not live
+    low = tl.maximum(tl.load(bracket_ptr + expert, mask=exists, other=HIGHEST), none + 1)
+    high = tl.load(bracket_ptr + experts + expert, mask=exists, other=LOWEST)
+    reached = key >= low
+    inside = reached & (key <= high)
+    number = tl.cumsum(inside.to(tl.int32), axis=0)
+    number = tl.where(inside, number - 1, FAR)
+    count = tl.sum(inside.to(tl.int32), axis=0)[None, :, :]
+    counter = inside_ptr + expert * APART + tl.zeros_like(count)
+    place = number + tl.atomic_add(counter, count, mask=count > 0, sem="relaxed")
     kept_ptr += expert.to(tl.int64) * room
-    counter_ptr = inside_ptr + expert * APART + tl.zeros([ROWS, EXPERTS], tl.int32)
-    above = tl.zeros([ROWS, EXPERTS], tl.int32)
-    row = tl.program_id(1) * (ROWS * STEPS) + tl.arange(0, ROWS)[:, None]
-    end = tl.minimum((tl.program_id(1) + 1) * (ROWS * STEPS), tokens)
-    scores_ptr += row.to(tl.int64) * row_stride + expert
-    stride = row_stride.to(tl.int64) * ROWS
-    score = tl.load(scores_ptr, mask=(row < end) & exists, other=0.0)
-    for _ in tl.range(STEPS):
-        scores_ptr += stride
-        following = tl.load(scores_ptr, mask=(row + ROWS < end) & exists, other=0.0)
-        mask = (row < end) & exists
-        cutoff = tl.load(cutoff_ptr + row, mask=row < end, other=0.0)
-        key = sort_key(score.to(tl.float32) - cutoff)
-        above += ((key > high) & mask).to(tl.int32)
-        inside = (key >= low) & (key <= high) & mask
-        slot = tl.atomic_add(counter_ptr, 1, mask=inside, sem="relaxed")
-        tl.store(kept_ptr + slot, key, mask=inside & (slot < room))
-        score = following
-        row += ROWS
-    total = tl.sum(above, axis=0)[None, :]
-    tl.atomic_add(above_ptr + expert, total, mask=exists, sem="relaxed")
+    tl.store(kept_ptr + place, key, mask=place < room)
+    above = tl.sum(tl.sum(reached.to(tl.int32), axis=0)[None, :, :] - count, axis=1)
+    expert = tl.program_id(0) * EXPERTS + tl.arange(0, EXPERTS)
+    mask = expert < experts
+    tl.atomic_add(above_ptr + expert, tl.sum(above, axis=0), mask=mask, sem="relaxed")
 
 
 @triton.jit
@@ -273,11 +278,11 @@ def negated_quantiles(scores: torch.Tensor, cutoff: torch.Tensor, wanted: int) -
         scores, cutoff, bracket, above, inside, scores.stride(0), experts, tokens // SAMPLE, fewest,
         most, ROWS=SAMPLE, EXPERTS=NARROW, STEPS=COARSE, num_warps=_warps(SAMPLE),
     )  # fmt: skip
-    wide = min(WIDE, max(16, triton.next_power_of_2(experts)))
-    rows, steps = 2048 // wide, 8
-    gather_kernel[(triton.cdiv(experts, wide), triton.cdiv(tokens, rows * steps))](
+    wide = max(16, min(LINE // scores.element_size(), triton.next_power_of_2(experts)))
+    deep = HELD // (ACROSS * wide)
+    gather_kernel[(triton.cdiv(experts, wide), triton.cdiv(tokens, deep * ACROSS))](
         scores, cutoff, bracket, above, inside, kept, scores.stride(0), tokens, experts, room,
-        ROWS=rows, EXPERTS=wide, STEPS=steps, num_warps=4,
+        DEEP=deep, ACROSS=ACROSS, EXPERTS=wide, num_warps=1,
     )  # fmt: skip
     select_kernel[(experts,)](
         bracket, above, inside, kept, missed, out, experts, room, wanted, BLOCK=BLOCK, num_warps=4
