@@ -99,6 +99,15 @@ def test_selection_in_one_pass(device, small_sample, name):
     assert torch.equal(found, expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_selection_by_a_whole_sample(device, dtype):
+    scores = torch.rand(2200, 33, device=device).to(dtype)
+    cutoff = torch.rand(2200, device=device)
+    for x in (scores[:, :32], scores[:, 1:]):
+        found, expected = select(x, cutoff, 45)
+        assert torch.equal(found, expected)
+
+
 @pytest.mark.parametrize("wanted", [1, 2, 350, 699, 700])
 def test_selection_of_any_rank(device, small_sample, wanted):
     found, expected = select(
