@@ -110,8 +110,10 @@ def gather_kernel(
     A warp holds [DEEP, ACROSS] rows, of which a thread has all DEEP: it numbers its own keys and
     reserves their places with one atomic per expert.
     """
-    expert = tl.program_id(0) * EXPERTS + tl.arange(0, EXPERTS)[None, None, :]
-    first = tl.program_id(1) * (DEEP * ACROSS)
+    blocks = tl.cdiv(experts, EXPERTS)
+    column = tl.program_id(0) % blocks * EXPERTS
+    expert = column + tl.arange(0, EXPERTS)[None, None, :]
+    first = tl.program_id(0) // blocks * (DEEP * ACROSS)
     row = tl.arange(0, DEEP)[:, None, None] * ACROSS + tl.arange(0, ACROSS)[None, :, None]
     exists, live = expert < experts, first + row < tokens
     scores_ptr += first.to(tl.int64) * row_stride
@@ -132,7 +134,7 @@ def gather_kernel(
     kept_ptr += expert.to(tl.int64) * room
     tl.store(kept_ptr + place, key, mask=place < room)
     above = tl.sum(tl.sum(reached.to(tl.int32), axis=0)[None, :, :] - count, axis=1)
-    expert = tl.program_id(0) * EXPERTS + tl.arange(0, EXPERTS)
+    expert = column + tl.arange(0, EXPERTS)
     mask = expert < experts
     tl.atomic_add(above_ptr + expert, tl.sum(above, axis=0), mask=mask, sem="relaxed")
 
@@ -280,7 +282,7 @@ def negated_quantiles(scores: torch.Tensor, cutoff: torch.Tensor, wanted: int) -
     )  # fmt: skip
     wide = max(16, min(LINE // scores.element_size(), triton.next_power_of_2(experts)))
     deep = HELD // (ACROSS * wide)
-    gather_kernel[(triton.cdiv(experts, wide), triton.cdiv(tokens, deep * ACROSS))](
+    gather_kernel[(triton.cdiv(experts, wide) * triton.cdiv(tokens, deep * ACROSS),)](
         scores, cutoff, bracket, above, inside, kept, scores.stride(0), tokens, experts, room,
         DEEP=deep, ACROSS=ACROSS, EXPERTS=wide, num_warps=1,
     )  # fmt: skip
