@@ -27,7 +27,8 @@ Calls = dict[str, Callable[[], Any]]
 
 class Clock:
     """Times on the GPU. Before each round the GPU spins while the host queues the whole round, so
-    that no time of the host is in the results. After it the GPU rests for as long as it worked:
+    that no time of the host is in the results; where a call waited for the GPU it spins anew, so
+    that only its own time has the host's. After the round the GPU rests for as long as it worked:
     rounds run at the clock of short bursts, `sustained` at that which power allows."""
 
     def __init__(self) -> None:
@@ -46,9 +47,11 @@ class Clock:
         spin, ends, order = 0.002, time.perf_counter() + seconds, list(calls)
         for number in range(most + 1):
             random.shuffle(order)
-            torch.cuda._sleep(int(spin * SPIN_HZ))
+            woken = _spin(spin)
             begun, events = time.perf_counter(), {}
             for name in order:
+                if woken.query():
+                    woken = _spin(spin)
                 before = (restore or {}).get(name, _nothing)
                 events[name] = self._record(name, calls[name], before, cold)
             queued = time.perf_counter() - begun
@@ -98,6 +101,14 @@ class Clock:
                 if number:  # the first block warmed the chip
                     times[name].append(start.elapsed_time(end) * 1e-3 / count)
         return times
+
+
+def _spin(seconds: float) -> Any:
+    """Keeps the GPU from what is queued next for so long; an event at the end."""
+    torch.cuda._sleep(int(seconds * SPIN_HZ))
+    woken = torch.cuda.Event()
+    woken.record()
+    return woken
 
 
 def _nothing() -> None:

@@ -21,44 +21,13 @@ import minitriton as triton
 import minitriton.language as tl
 from minitriton.kernels import checks
 from minitriton.kernels.checks import KernelArgumentError
-from minitriton.kernels.moe_router import (
-    HIGHEST,
-    LOWEST,
-    check_bias,
-    check_matrix,
-    moe_route,
-    sort_key,
-    value_of_key,
-)
+from minitriton.kernels.moe_router import check_bias, check_matrix
 from minitriton.kernels.operator import operator
+from minitriton.kernels.quantile_selection import cutoffs, negated_quantiles
 from minitriton.kernels.rows import dense
 
 MOST_BINS = 16384
 TOKENS = 16  # per program of the histogram
-
-
-@triton.jit
-def _exact_kernel(
-    scores_ptr, cutoff_ptr, out_ptr, row_stride, tokens, experts, wanted,
-    ROWS: tl.constexpr, EXPERTS: tl.constexpr,
-):  # fmt: skip
-    expert = tl.program_id(0) * EXPERTS + tl.arange(0, EXPERTS)
-    low = tl.full([EXPERTS], LOWEST, tl.int32)  # the greatest key that `wanted` tokens reach
-    high = tl.full([EXPERTS], HIGHEST, tl.int32)  # is between these
-    for _ in tl.range(32):
-        middle = (low | high) - ((low ^ high) >> 1)  # the mean rounded up, without overflow
-        reached = tl.zeros([ROWS, EXPERTS], tl.int32)
-        for first in tl.range(0, tokens, ROWS):
-            row = first + tl.arange(0, ROWS)
-            mask = (row < tokens)[:, None] & (expert < experts)[None, :]
-            where = row.to(tl.int64)[:, None] * row_stride + expert[None, :]
-            margin = tl.load(scores_ptr + where, mask=mask, other=0.0).to(tl.float32)
-            margin -= tl.load(cutoff_ptr + row, mask=row < tokens, other=0.0)[:, None]
-            reached += ((sort_key(margin) >= middle[None, :]) & mask).to(tl.int32)
-        enough = tl.sum(reached, axis=0) >= wanted
-        low = tl.where(enough, middle, low)
-        high = tl.where(enough, high, middle - 1)
-    tl.store(out_ptr + expert, -value_of_key(low), mask=expert < experts)
 
 
 @triton.jit
@@ -124,14 +93,12 @@ def quantile_bias(
 
     scores: [m, E], the s of all m tokens, fp32, bf16 or fp16, E <= 1024; rows at any one distance
     are read in place. bias: [E] fp32, the one in use. topk: 1 <= k < E. cutoff: [m] fp32, the
-    router's (`Routing.cutoff`); None computes it here (k <= 32 then). Without tokens the bias is
+    router's (`Routing.cutoff`); None computes it here. Without tokens the bias is
     only centred. No gradients: tensors that require one are refused. KernelArgumentError names the
     argument that does not fit.
     """
     x = _check(scores, bias, cutoff)
     _check_topk(topk, x.shape[1])
-    if cutoff is None:
-        cutoff = moe_route(x, bias, topk, input="scores").cutoff
     return _quantile_bias_op(x, bias, topk, cutoff)
 
 
@@ -236,17 +203,14 @@ def _centred(new: torch.Tensor, old: torch.Tensor, ema: float = 0.0) -> torch.Te
 
 @operator("quantile_bias")
 def _quantile_bias_op(
-    scores: torch.Tensor, bias: torch.Tensor, topk: int, cutoff: torch.Tensor
+    scores: torch.Tensor, bias: torch.Tensor, topk: int, cutoff: torch.Tensor | None
 ) -> torch.Tensor:
     tokens, experts = scores.shape
     if tokens == 0:
         return _centred(bias, bias)
     x = dense(scores)
-    new = torch.empty(experts, dtype=torch.float32, device=x.device)
-    _exact_kernel[(triton.cdiv(experts, 8),)](
-        x, cutoff.contiguous(), new, x.stride(0), tokens, experts, tokens * topk // experts + 1,
-        ROWS=512, EXPERTS=8, num_warps=8,
-    )  # fmt: skip
+    alpha = cutoffs(x, bias.contiguous(), topk) if cutoff is None else cutoff.contiguous()
+    new = negated_quantiles(x, alpha, tokens * topk // experts + 1)
     return _centred(new, bias)
 
 

@@ -397,8 +397,12 @@ def step_kernel(
     state_time, state_channel, batches, q_len, columns,
     WIDTH: tl.constexpr, BIAS: tl.constexpr, SLOTS: tl.constexpr, SILU: tl.constexpr,
     NORM: tl.constexpr, ROWS: tl.constexpr, SPAN: tl.constexpr, BLOCK: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """A few more tokens of each sequence: reads the state, walks q_len tokens, writes the state."""
+    """A few more tokens of each sequence: reads the state, walks q_len tokens, writes the state.
+
+    The first AHEAD tokens are read with the state, and later ones while AHEAD before are computed.
+    """
     column, ok, batch, inside, _, _, _ = _sequence(
         slots_ptr, q_len, columns, batches, False, ROWS, SPAN, BLOCK
     )
@@ -406,19 +410,24 @@ def step_kernel(
     if SLOTS:
         slot = tl.load(slots_ptr + batch, mask=inside, other=-1).to(tl.int64)
     live = ok & inside & (slot >= 0)
-    taps = _taps(weight_ptr, bias_ptr, column, ok, WIDTH, BIAS)
     x_row = x_ptr + batch * x_batch + column
+    xs = _read(x_row, x_token, 0, q_len, live, AHEAD)
     out_row = out_ptr + batch * q_len * columns + column
     state_row = state_ptr + slot * state_slot + column * state_channel
     h = _history(x_row, x_token, state_row, state_time, slot * 0, live, WIDTH, True)
-    for _ in range(q_len):
-        x = tl.load(x_row, mask=live, other=0.0).to(tl.float32)
-        out = _activate(_convolve(x, h[0], h[1], h[2], taps, WIDTH), SILU, NORM)
-        out = tl.where(slot >= 0, out, 0.0)
-        tl.store(out_row, out.to(out_ptr.dtype.element_ty), mask=ok & inside)
-        h = (x, h[0], h[1])
-        x_row += x_token
-        out_row += columns
+    taps = _taps(weight_ptr, bias_ptr, column, ok, WIDTH, BIAS)
+    for token in range(0, q_len, AHEAD):
+        x_row += AHEAD * x_token
+        following = _read(x_row, x_token, token + AHEAD, q_len, live, AHEAD)
+        for j in tl.static_range(AHEAD):
+            if token + j < q_len:
+                x = xs[j].to(tl.float32)
+                out = _activate(_convolve(x, h[0], h[1], h[2], taps, WIDTH), SILU, NORM)
+                out = tl.where(slot >= 0, out, 0.0)
+                tl.store(out_row, out.to(out_ptr.dtype.element_ty), mask=ok & inside)
+                h = (x, h[0], h[1])
+                out_row += columns
+        xs = following
     for k in tl.static_range(WIDTH - 1):
         to = state_row + (WIDTH - 2 - k) * state_time
         tl.store(to, h[k].to(state_ptr.dtype.element_ty), mask=live)

@@ -17,6 +17,7 @@ from minitriton.kernels.checks import KernelArgumentError
 from minitriton.kernels.operator import operator
 from minitriton.kernels.rows import dense
 from minitriton.kernels.short_conv import (
+    AHEAD,
     check_inputs,
     check_state,
     is_silu,
@@ -69,9 +70,10 @@ def short_conv_step_reference(
     norm_heads: int | None = None,
 ) -> torch.Tensor:
     """`short_conv_step` in plain torch, in the dtype of its arguments; also moves `state` on."""
-    slots = torch.arange(len(x)) if state_indices is None else state_indices.cpu().long()
-    live = (slots >= 0).nonzero().flatten().to(x.device)
-    slots = slots.to(x.device)[live]
+    live = slots = torch.arange(len(x), device=x.device)
+    if state_indices is not None:
+        live = (state_indices >= 0).nonzero().flatten()
+        slots = state_indices[live].long()
     tokens = x.unsqueeze(1) if x.dim() == 2 else x
     y, final = short_conv_reference(
         tokens[live], weight, bias, activation, state[slots], True, None, norm_heads
@@ -95,6 +97,14 @@ def check_slots(state_indices: object, x: torch.Tensor, sequences: int) -> None:
         )
 
 
+def step_tile_of(columns: int, norm: int, batches: int) -> tuple[dict[str, int], int]:
+    """`tile_of` without rows, and the warps for them, that few sequences would leave idle."""
+    tile, across = tile_of(columns, norm)
+    rows = min(tile["ROWS"], triton.next_power_of_2(batches))
+    warps = max(1, tile["num_warps"] * rows // tile["ROWS"])
+    return {**tile, "ROWS": rows, "num_warps": warps}, across
+
+
 @operator("short_conv_step", mutates_args=("state",))
 def _step_op(
     x: torch.Tensor, weight: torch.Tensor, state: torch.Tensor, bias: torch.Tensor | None,
@@ -105,12 +115,13 @@ def _step_op(
         return out
     tokens = dense(x)
     batches, q_len, columns = tokens.shape
-    tile, across = tile_of(columns, norm)
+    tile, across = step_tile_of(columns, norm, batches)
     kernels.step_kernel[(across * triton.cdiv(batches, tile["ROWS"]),)](
         tokens, weight.contiguous(), tokens if bias is None else bias.contiguous(), state,
         tokens if state_indices is None else state_indices.contiguous(), out, tokens.stride(0),
         tokens.stride(1), *state.stride(), batches, q_len, columns, WIDTH=weight.shape[1],
         BIAS=bias is not None, SLOTS=state_indices is not None, SILU=silu, NORM=norm > 0, **tile,
+        AHEAD=min(AHEAD, triton.next_power_of_2(q_len)),
     )  # fmt: skip
     return out
 

@@ -262,16 +262,41 @@ def test_the_gpu_run_has_every_kind_of_contender():
 class Event:
     """Stands in for torch.cuda.Event: time is the number of calls so far."""
 
-    now = 0.0
+    now, waits = 0.0, 0
 
-    def __init__(self, enable_timing):
-        assert enable_timing
+    def __init__(self, enable_timing=False):
+        self.timing = enable_timing
 
     def record(self):
-        self.at = Event.now
+        self.at, self.before = Event.now, Event.waits
+
+    def query(self):
+        return Event.waits > self.before
 
     def elapsed_time(self, end):
+        assert self.timing and end.timing
         return (end.at - self.at) * 1e3
+
+
+def test_the_gpu_spins_anew_after_a_call_that_waits_for_it(monkeypatch):
+    spins = []
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "_sleep", spins.append, raising=False)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    clock = measure.Clock.__new__(measure.Clock)
+    clock.flush, clock.host = torch.ones(4), {}
+
+    def wait():
+        Event.waits += 1  # all that was queued has ended
+
+    calls = {"plain": lambda: None, "another": lambda: None}
+    clock.rounds(calls, cold=True, most=5, seconds=100)
+    assert len(spins) == 6
+    seen = []
+    calls = {name: lambda: seen.append(len(spins)) for name in ("plain", "another")}
+    clock.rounds({**calls, "waits": wait}, cold=True, most=20, seconds=100)
+    assert 6 + 21 < len(spins) < 6 + 2 * 21 + 1  # but not where it was the last of a round
+    assert len(set(seen)) > 21
 
 
 def test_the_clock_times_only_the_call(monkeypatch):

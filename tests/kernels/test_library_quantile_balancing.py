@@ -1,8 +1,11 @@
 """Quantile balancing: exact against torch bit for bit, histograms within a bin, loads even out."""
 
+import math
+
 import pytest
 import torch
 
+from minitriton.kernels import quantile_selection
 from minitriton.kernels.checks import KernelArgumentError
 from minitriton.kernels.moe_router import moe_route
 from minitriton.kernels.quantile_balancing import (
@@ -47,6 +50,120 @@ def test_exact_from_narrow_scores_in_a_wider_matrix(device):
         torch.testing.assert_close(
             quantile_bias(scores, bias, 6, cutoff), expected, rtol=0, atol=1e-6
         )
+
+
+def bits(values):
+    """fp32 as integers in its order: NaN last, both zeros equal."""
+    found = (values.float() + 0.0).contiguous().view(torch.int32)
+    found = torch.where(found < 0, found ^ 0x7FFFFFFF, found)
+    return torch.where(values.isnan(), 2**31 - 1, found)
+
+
+def select(scores, cutoff, wanted):
+    """(the selected margins, those that a sort in torch finds), as `bits`."""
+    x = scores if scores.stride(-1) == 1 else scores.contiguous()
+    found = quantile_selection.negated_quantiles(x, cutoff, wanted)
+    margins = bits(scores.float() - cutoff[:, None])
+    return bits(-found), margins.sort(0, descending=True).values[wanted - 1]
+
+
+@pytest.fixture
+def small_sample(monkeypatch):
+    """Few tokens take all four steps."""
+    monkeypatch.setattr(quantile_selection, "SAMPLE", 128)
+
+
+def spread(name, tokens, experts):
+    """Scores that the sample represents well, badly, or not at all."""
+    x = torch.rand(tokens, experts)
+    if name == "sorted":
+        return x.sort(0).values
+    if name == "equal":
+        return torch.full_like(x, 0.25)
+    if name == "ties":
+        return (x * 8).round() / 8
+    if name == "not numbers":
+        x[5::7, 1], x[:, 2], x[3::5, 3] = math.nan, -math.inf, math.inf
+    if name == "unlike its sample":  # the sample sees none of those that decide
+        x[:: tokens // 128] -= 2
+    return x
+
+
+@pytest.mark.parametrize(
+    "name", ["even", "sorted", "equal", "ties", "not numbers", "unlike its sample"]
+)
+def test_selection_in_one_pass(device, small_sample, name):
+    scores = spread(name, 700, 20).to(device)
+    cutoff = torch.rand(700, device=device) if name == "even" else torch.zeros(700, device=device)
+    found, expected = select(scores, cutoff, 60)
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_selection_by_a_whole_sample(device, dtype):
+    scores = torch.rand(2200, 33, device=device).to(dtype)
+    cutoff = torch.rand(2200, device=device)
+    for x in (scores[:, :32], scores[:, 1:]):
+        found, expected = select(x, cutoff, 45)
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("wanted", [1, 2, 350, 699, 700])
+def test_selection_of_any_rank(device, small_sample, wanted):
+    found, expected = select(
+        torch.rand(700, 9, device=device), torch.rand(700, device=device), wanted
+    )
+    assert torch.equal(found, expected)
+
+
+def test_selection_where_bracket_and_buffer_fail(device, small_sample, monkeypatch):
+    scores, cutoff = torch.rand(1100, 40, device=device), torch.zeros(1100, device=device)
+    ranks = {"too high": (-9, 2, 2048), "too low": (40, 129, 2048), "no room": (0, 129, 1024)}
+    for name, (fewest, most, room) in ranks.items():
+        monkeypatch.setattr(
+            quantile_selection, "sample_ranks", lambda m, q, ranks=(fewest, most, room): ranks
+        )
+        found, expected = select(scores, cutoff, 110)
+        assert torch.equal(found, expected), name
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_selection_of_narrow_scores_at_a_distance(device, small_sample, dtype):
+    wide = torch.rand(400, 70, device=device).to(dtype)
+    for scores in (wide[:, 3:33], wide[::2, 8:24], wide.T.contiguous().T[:, :12]):
+        cutoff = torch.rand(len(scores), device=device)
+        found, expected = select(scores, cutoff, 33)
+        assert torch.equal(found, expected)
+
+
+def test_rank_in_the_sample(device):
+    for tokens, wanted in ((4097, 1), (65536, 1171), (65536, 65536), (10**6, 500_000)):
+        fewest, most, room = quantile_selection.sample_ranks(tokens, wanted)
+        rank = quantile_selection.SAMPLE * wanted / tokens
+        assert fewest < rank < most and 0 < room < 2 * tokens
+    assert quantile_selection.sample_ranks(65536, 1171)[2] < 65536 / 15
+
+
+@pytest.mark.parametrize(
+    ("tokens", "experts", "topk"), [(7, 896, 16), (6, 14, 13), (3, 300, 140), (5, 129, 32)]
+)
+def test_cutoffs(device, tokens, experts, topk):
+    scores, bias = torch.rand(tokens, experts), torch.randn(experts) / 5
+    scores[0] = (scores[0] * 4).round()  # ties
+    scores[1, ::2], scores[2] = math.inf, 0.5
+    scores, bias = scores.to(device), bias.to(device)
+    expected = (scores + bias).sort(1, descending=True).values[:, topk]
+    assert torch.equal(quantile_selection.cutoffs(scores, bias, topk), expected)
+    if topk <= 32:
+        routed = moe_route(scores, bias, topk, input="scores").cutoff
+        assert torch.equal(routed, expected)
+
+
+def test_cutoffs_of_many_tokens(device, monkeypatch):
+    monkeypatch.setattr(quantile_selection, "MANY", 9)
+    scores, bias = torch.rand(9, 40, device=device).bfloat16(), torch.zeros(40, device=device)
+    expected = scores.float().sort(1, descending=True).values[:, 5]
+    assert torch.equal(quantile_selection.cutoffs(scores, bias, 5), expected)
 
 
 def test_dead_zone(device):

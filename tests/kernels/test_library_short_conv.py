@@ -209,6 +209,35 @@ def test_step(device, tokens, dtype):
     assert torch.equal(cache.transpose(1, 2), exact.to(dtype))
 
 
+STEPS = {  # batch, tokens, channels, width, options
+    "one sequence": (1, 1, 256, 4, {"norm_heads": 64}),
+    "one wide head": (1, 2, 384, 4, {"norm_heads": 384}),
+    "two blocks of tokens": (3, 8, 96, 4, {"bias": True}),
+    "a part of the second": (2, 6, 144, 3, {"activation": None}),
+    "odd channels": (5, 3, 23, 2, {"bias": True}),
+    "rows beyond the batch": (6, 1, 128, 4, {"norm_heads": 128}),
+}
+
+
+@pytest.mark.parametrize("state_dtype", [BF16, FP32])
+@pytest.mark.parametrize("name", STEPS)
+def test_tiles_of_steps(device, name, state_dtype):
+    """Tokens that lie apart, a state of rows of channels."""
+    batch, tokens, channels, width, options = STEPS[name]
+    options = dict(options)
+    x, weight, bias, _ = (
+        None if t is None else t.detach()
+        for t in inputs((batch, tokens, channels), width, BF16, device, options.pop("bias", False))
+    )
+    x = x.transpose(0, 1).contiguous().transpose(0, 1)
+    state = torch.randn(batch, width - 1, channels, device=device).to(state_dtype)
+    exact = [None if t is None else t.double() for t in (x, weight, state, bias)]
+    y = short_conv_step(x, weight, state, bias, **options)
+    expected = short_conv_step_reference(*exact, **options)
+    assert relative(y, expected) < BOUNDS[BF16][0]
+    assert torch.equal(state, exact[2].to(state_dtype))
+
+
 def test_steps_continue_a_sequence(device):
     x, weight = (t.detach() for t in inputs((2, 12, 256), 4, BF16, device)[:2])
     whole, last = short_conv(x, weight, output_final_state=True, norm_heads=128)
