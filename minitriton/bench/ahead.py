@@ -76,26 +76,31 @@ def only_compile() -> None:
 
     setattr(Kernel, "__getitem__", compiling)  # noqa: B010  # a method, for mypy
     try:
-        from triton.runtime.autotuner import Autotuner
         from triton.runtime.jit import JITFunction
     except ImportError:
         return
     run = JITFunction.run
     JITFunction.run = lambda self, *args, **options: run(self, *args, **options | {"warmup": True})
-    Autotuner.run = _run_all
+    compile_all(slice(None))
 
 
-_share = slice(None)  # of the configurations of a case, which this process compiles
+def compile_all(share: slice) -> None:
+    """From now on this share of the configurations of a kernel that tunes itself under Triton is
+    compiled, instead of the best one of them being run. Requires: only_compile()."""
+    try:
+        from triton.runtime.autotuner import Autotuner
+    except ImportError:
+        return
 
+    def run_all(tuned: Any, *args: Any, **options: Any) -> None:
+        tuned.nargs = dict(zip(tuned.arg_names, args, strict=False))
+        for config in tuned.prune_configs(options)[share]:
+            try:
+                tuned.fn.run(*args, **options, **config.all_kwargs())
+            except Exception:  # as its tuner does
+                continue
 
-def _run_all(tuned: Any, *args: Any, **options: Any) -> None:
-    """Instead of running the best configuration of a kernel that tunes itself."""
-    tuned.nargs = dict(zip(tuned.arg_names, args, strict=False))
-    for config in tuned.prune_configs(options)[_share]:
-        try:
-            tuned.fn.run(*args, **options, **config.all_kwargs())
-        except Exception:  # as its tuner does
-            continue
+    Autotuner.run = run_all
 
 
 def compile_case(size: str, title: str, end: float, part: int = 0, parts: int = 1) -> int:
@@ -104,16 +109,18 @@ def compile_case(size: str, title: str, end: float, part: int = 0, parts: int = 
     from minitriton.bench.cases import build
     from minitriton.bench.worker import setting_of, tidy
 
-    global _share
-    _share = slice(part, None, parts)
+    share = slice(part, None, parts)
+    compile_all(share)
     (spec,) = catalog.select(size, [title])
     try:
-        return _compile(build(spec, setting_of(size)).contenders, end)
+        return _compile(build(spec, setting_of(size)).contenders, end, share)
     finally:
         tidy(size)
 
 
-def _compile(contenders: dict[str, Callable[[], list[Any]]], end: float) -> int:
+def _compile(
+    contenders: dict[str, Callable[[], list[Any]]], end: float, share: slice = slice(None)
+) -> int:
     from minitriton.bench.cases import OURS
 
     count = 0
@@ -122,7 +129,7 @@ def _compile(contenders: dict[str, Callable[[], list[Any]]], end: float) -> int:
             trials = contenders[name]() if name in contenders else []
         except Exception:  # left out: the worker says why, as for all below
             continue
-        for trial in trials if len(trials) == 1 else trials[_share]:
+        for trial in trials if len(trials) == 1 else trials[share]:
             if time.time() > end:
                 return count
             try:
