@@ -233,7 +233,7 @@ class WarpSplit:
         if any(s.map is None for s in staged):
             return "threads make some of its copies"
         most = MAX_RESULTS_OF_THREE if self.must_take else MAX_RESULTS
-        if sum(map(result_words, dots)) > most * 32 * self._warps:
+        if sum(map(result_words, _last_of_chains(dots))) > most * 32 * self._warps:
             return "its products have too many results: ptxas would wait for each wgmma"
         if "mt.maxnreg" in top.attributes:
             return "the kernel sets maxnreg"
@@ -275,6 +275,15 @@ class WarpSplit:
 def _dots(loop: ir.Operation) -> list[ir.Operation]:
     """Those of its body that whole warpgroups may make."""
     return [op for op in ops_of(loop.regions[0].blocks[0]) if fits(op)]
+
+
+def _last_of_chains(dots: list[ir.Operation]) -> list[ir.Operation]:
+    """Without those that only serve another one to add to, in the same registers."""
+    added_to = [dot.operands[2] for dot in dots]
+    return [
+        dot for dot in dots
+        if dot.results[0] not in added_to or len(list(dot.results[0].uses)) > 1
+    ]  # fmt: skip
 
 
 def _products(dot: ir.Operation) -> int:

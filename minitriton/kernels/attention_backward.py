@@ -90,7 +90,8 @@ def _over_queries(
     [keys, queries]. k and v are loaded where they are used: the compiler copies them to shared
     memory once. Products that need nothing from each other stand together: on Hopper they run while
     p is computed."""
-    column = first + tl.arange(0, C.BLOCK_N)[:, None]
+    column = tl.arange(0, C.BLOCK_N)[:, None]
+    ahead = keys - queries - first  # a query sees columns up to this many behind its own number
     tiles = tl.cdiv(queries - low, C.BLOCK_M)
     for step in tl.range(0, tiles * share if C.GROUPED else tiles):
         if C.GROUPED:  # one loop, so that one head's copies begin beside the products of another
@@ -120,8 +121,8 @@ def _over_queries(
         power = tl.load(power_at + row, mask=row < queries, other=0.0)
         p = tl.exp2(scores * scale - power[None, :])
         if C.CAUSAL:
-            if start + keys - queries < first + C.BLOCK_N - 1:
-                p = tl.where(column <= (row + keys - queries)[None, :], p, 0.0)
+            if start + ahead < C.BLOCK_N - 1:
+                p = tl.where(column <= (row + ahead)[None, :], p, 0.0)
         elif start + C.BLOCK_M > queries:  # without a branch ptxas waits for dp before the exp2
             p = tl.where((row < queries)[None, :], p, 0.0)
         dropped = p

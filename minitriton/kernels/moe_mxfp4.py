@@ -123,8 +123,9 @@ def moe_experts_mxfp4(
     latent and ff multiples of 32. Scales up to 2^65 are exact, and so are weights of at least
     2^-62. Routing, weights, betas, norm and result as in `moe_experts`.
     activations: "bf16", or "fp8", where tokens and activations are rounded to e4m3 with a scale per
-    row (2.6e-2 rms) and the products run as fp8: needs latent and ff multiples of 128; scales up to
-    2^121 are exact. KernelArgumentError names the argument that does not fit.
+    row (2.6e-2 rms) and the products run as fp8: needs latent and ff multiples of 128; all scales
+    are exact, those of a row's 128 channels that are more than 2^26 apart at a quarter of the
+    speed. KernelArgumentError names the argument that does not fit.
     """
     check_mxfp4("w13", w13, "w13_scales", w13_scales)
     check_mxfp4("w2", w2, "w2_scales", w2_scales)

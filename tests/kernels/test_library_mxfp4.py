@@ -120,9 +120,9 @@ def rounded(monkeypatch):
 
 
 def in_order(channels, device):
-    """Channels at the positions of fp8 activations: even and odd codes of each block's words."""
-    codes = torch.arange(channels, device=device).view(-1, 2, 2, 4, 2)  # block, word, byte, odd
-    return codes.permute(0, 4, 2, 1, 3).reshape(-1)
+    """Channels at the positions of fp8 activations: a word of each block, its even codes first."""
+    codes = torch.arange(channels, device=device).view(-1, 4, 4, 4, 2)  # 128: block, word, code
+    return codes.permute(0, 2, 4, 1, 3).reshape(-1)
 
 
 @pytest.mark.parametrize(
@@ -168,6 +168,17 @@ def test_fp8_activations_with_extreme_scales(device):
     expected = expected_of(z, w13, s13, w2, exact, routing)
     assert relative(out[1:2], expected[1:2]) < 6e-2 and relative(out[2:], expected[2:]) < 6e-2
     assert out[0].abs().max() == 0
+
+
+@pytest.mark.parametrize("apart", [0, 26, 27, 120])
+def test_fp8_activations_with_distant_scales(device, apart):
+    """The only block that meets anything but zeros has the smallest scale: it counts in full."""
+    z, w13, s13, w2, s2, routing = layer(9, 3, 3, 256, 128, 16, device)
+    z[:, :96], z[:, 128:], s2[:, :, 0] = 0, 0, 10
+    w13[:, :32], w13[:, 64:160], w13[:, 192:] = 0, 0, 0  # activations: of the second block alone
+    s13[:, :, :3], s13[:, 64:, 4:], s2[:, 5:, 0] = 120 + apart, 120 + apart, 120 + apart
+    out = moe_experts_mxfp4(z, w13, s13, w2, s2, routing, activations="fp8")
+    assert relative(out, expected_of(z, w13, s13, w2, s2, routing)) < 6e-2
 
 
 def test_some_experts_without_tokens_uncapped(device):

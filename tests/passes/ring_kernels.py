@@ -112,6 +112,24 @@ def two_products(
     tl.store(c + rm[:, None] * width + rw[None, :], right)
 
 
+def chained_products(
+    a, b, c, n, BM: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr, BK: tl.constexpr
+):
+    """`two_products`, the first added twice: one dot goes on with the sum of another."""
+    rm, rn, rw, rk = (
+        tl.arange(0, BM), tl.arange(0, BN), BN + tl.arange(0, WIDE), tl.arange(0, BK),
+    )  # fmt: skip
+    width: tl.constexpr = BN + WIDE
+    left, right = tl.zeros((BM, BN), tl.float32), tl.zeros((BM, WIDE), tl.float32)
+    for k in range(0, n, BK):
+        x = tl.load(a + rm[:, None] * n + (k + rk)[None, :])
+        y = tl.load(b + (k + rk)[:, None] * width + rn[None, :])
+        left = tl.dot(x, y, tl.dot(x, y, left))
+        right = tl.dot(x, tl.load(b + (k + rk)[:, None] * width + rw[None, :]), right)
+    tl.store(c + rm[:, None] * width + rn[None, :], left)
+    tl.store(c + rm[:, None] * width + rw[None, :], right)
+
+
 def pages(a, b, c, table, n, B: tl.constexpr, N: tl.constexpr, KIND: tl.constexpr):
     """C = sum of A's tiles times the tiles of B that a table names; KIND: what writes the table."""
     rm, rn = tl.arange(0, B), tl.arange(0, N)

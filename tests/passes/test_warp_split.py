@@ -183,6 +183,18 @@ def test_results_of_several_dots(kernel, bn, fits):
     assert remarks(module) == ([SPLIT, PERSISTENT] if fits else [f"not warp specialised: {reason}"])
 
 
+def test_results_of_dots_that_add_to_one_sum(kernel):
+    """They have the same registers: 64 and 128 in all, as many as may be."""
+    kern = kernel(
+        ring_kernels.chained_products, a="*fp16", b="*fp16", c="*fp32", n="i32:16", BM=128, BN=128,
+        WIDE=256, BK=64, **HOPPER,
+    )  # fmt: skip
+    module = kern.check(
+        [halves(128, 192), halves(192, 384), np.zeros((128, 384), np.float32)], [192]
+    )
+    assert remarks(module) == [SPLIT, PERSISTENT]
+
+
 def attention(kernel, bn=64, d=128, inside=True, causal=True, **changed):
     return kernel(
         ring_kernels.attention, **HEADS, BM=128, BN=bn, D=d, INSIDE=inside, CAUSAL=causal,
