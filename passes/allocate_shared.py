@@ -6,13 +6,14 @@
 Where warps part into several groups (`ping_pong`), what is allocated after that exists once for
 each, mt.group_bytes apart. Requires: layouts. Ensures: areas whose lives overlap do not overlap in
 memory. Small scratch areas, such as those of reductions, share memory with nothing: reuse would
-take a barrier.
+take a barrier. Where that needs little memory, scratch is not used again before another op's own
+barrier either.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from minitriton.ir.builder import i32_attr
 from minitriton.ir.diagnostics import Diagnostic, Note, SharedMemoryExceeded
@@ -28,6 +29,7 @@ from minitriton.passes.traversal import Value, blocks_of, int_attribute, kernel_
 BUFFER_ALIGNMENT = 128  # a whole row of banks, so that swizzles fall where they were planned
 OWN_SCRATCH = 512  # bytes in all of scratch areas that share memory with nothing
 OWN_ALIGNMENT = 16  # of those: they are read in vectors
+APART = 32768  # bytes in all up to which scratch keeps its place until a barrier: seven CTAs fit
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,13 @@ def run(module: ir.Module, target: Target, options: PassOptions) -> None:
     """Adds mt.offset and mt.shared_bytes; SharedMemoryExceeded where the target has too little."""
     function = kernel_of(module)
     owners, areas, points = _areas(function)
-    arranged = _arrange(areas, _parting(function, points))
+    parting = _parting(function, points)
+    arranged = _arrange(areas, parting)
+    if arranged.total <= APART and parting is None:
+        longer = _until_barriers(owners, areas)
+        apart = _arrange(longer, None)
+        if apart.total <= APART:
+            areas, arranged = longer, apart
     for op, offset in zip(owners, arranged.offsets, strict=True):
         op.attributes["mt.offset"] = i32_attr(offset)
     total = arranged.total
@@ -56,6 +64,20 @@ def run(module: ir.Module, target: Target, options: PassOptions) -> None:
     module.operation.attributes["mt.shared_bytes"] = i32_attr(total)
     if total > target.max_shared_bytes:
         raise _too_large(total, target, owners, areas)
+
+
+def _until_barriers(owners: Sequence[ir.Operation], areas: Sequence[Area]) -> list[Area]:
+    """The areas, of which scratch is taken until the next op at which all warps meet."""
+    longer, meeting = list(areas), None
+    for i in reversed(range(len(areas))):
+        scratch = scratch_of(owners[i])
+        if scratch is None:
+            continue
+        if meeting is not None and areas[i].first == areas[i].last:
+            longer[i] = replace(areas[i], last=meeting)
+        if scratch.barrier and areas[i].first > 0:
+            meeting = areas[i].first
+    return longer
 
 
 def bytes_with(

@@ -326,12 +326,12 @@ def prepare_bounded(
     # rows of length 1 make a triangle that fp16 holds; it has the digits of tf32
     lower_dtype = torch.float16 if options.qk_l2norm else torch.float32
     lower = torch.empty(made.inverse.shape, dtype=lower_dtype, device=q.device)
-    sums = torch.empty(count, heads, 4, width, dtype=torch.float32, device=q.device)
     bounded_kernel[(count * heads,)](
         q, k, g, beta, a_log, g if dt_bias is None else dt_bias, chunks.chunk, *made[:4], lower,
-        made.scores, sums, *q.stride()[:3], *k.stride()[:3], *g.stride()[:3], *beta.stride(),
-        q.shape[1], heads, q.shape[3], options.scale, options.floor, BIASED=dt_bias is not None,
-        L2=options.qk_l2norm, SIGMOID=options.beta_sigmoid, BLOCK=width, num_warps=4,
+        made.scores, *q.stride()[:3:2], *k.stride()[:3:2], *g.stride()[:3:2], *beta.stride(),
+        q.shape[1], heads, options.scale, options.floor, q.stride(1), k.stride(1), g.stride(1),
+        q.shape[3], BIASED=dt_bias is not None, L2=options.qk_l2norm,
+        SIGMOID=options.beta_sigmoid, BLOCK=width, num_warps=width // 32,
         maxnreg=registers if q.shape[3] == 128 else None,
     )  # fmt: skip
     inverse_kernel[(count * heads,)](lower, made.inverse, num_warps=1)
