@@ -6,8 +6,7 @@
 Where warps part into several groups (`ping_pong`), what is allocated after that exists once for
 each, mt.group_bytes apart. Requires: layouts. Ensures: areas whose lives overlap do not overlap in
 memory. Small scratch areas, such as those of reductions, share memory with nothing: reuse would
-take a barrier. Where that needs little memory, scratch is not used again before another op's own
-barrier either.
+take a barrier. Where that needs little memory, other scratch is taken as `scratch_lives` says.
 """
 
 from __future__ import annotations
@@ -16,11 +15,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from minitriton.ir.builder import i32_attr
+from minitriton.ir.conversion import MEETS_LATER
 from minitriton.ir.diagnostics import Diagnostic, Note, SharedMemoryExceeded
 from minitriton.ir.mlir import ir
 from minitriton.ir.target import Target
 from minitriton.ir.warp_roles import GROUP_BYTES, GROUPS
 from minitriton.passes.op_classes import LOOPS
+from minitriton.passes.scratch_lives import meeting_later, until_barriers
 from minitriton.passes.shared_usage import buffer_bytes, scratch_of
 from minitriton.passes.source_span import span_of
 from minitriton.passes.tile_pass import PassOptions
@@ -29,7 +30,7 @@ from minitriton.passes.traversal import Value, blocks_of, int_attribute, kernel_
 BUFFER_ALIGNMENT = 128  # a whole row of banks, so that swizzles fall where they were planned
 OWN_SCRATCH = 512  # bytes in all of scratch areas that share memory with nothing
 OWN_ALIGNMENT = 16  # of those: they are read in vectors
-APART = 32768  # bytes in all up to which scratch keeps its place until a barrier: seven CTAs fit
+APART = 40960  # bytes in all up to which scratch may be taken for longer: five CTAs fit a processor
 
 
 @dataclass(frozen=True)
@@ -49,10 +50,13 @@ def run(module: ir.Module, target: Target, options: PassOptions) -> None:
     parting = _parting(function, points)
     arranged = _arrange(areas, parting)
     if arranged.total <= APART and parting is None:
-        longer = _until_barriers(owners, areas)
-        apart = _arrange(longer, None)
-        if apart.total <= APART:
-            areas, arranged = longer, apart
+        later = meeting_later(owners)
+        ends = until_barriers(owners, [(area.first, area.last) for area in areas], later)
+        apart = [replace(area, last=end) for area, end in zip(areas, ends, strict=True)]
+        if (longer := _arrange(apart, None)).total <= APART:
+            areas, arranged = apart, longer
+            for op in later:
+                op.attributes[MEETS_LATER] = ir.UnitAttr.get()
     for op, offset in zip(owners, arranged.offsets, strict=True):
         op.attributes["mt.offset"] = i32_attr(offset)
     total = arranged.total
@@ -64,20 +68,6 @@ def run(module: ir.Module, target: Target, options: PassOptions) -> None:
     module.operation.attributes["mt.shared_bytes"] = i32_attr(total)
     if total > target.max_shared_bytes:
         raise _too_large(total, target, owners, areas)
-
-
-def _until_barriers(owners: Sequence[ir.Operation], areas: Sequence[Area]) -> list[Area]:
-    """The areas, of which scratch is taken until the next op at which all warps meet."""
-    longer, meeting = list(areas), None
-    for i in reversed(range(len(areas))):
-        scratch = scratch_of(owners[i])
-        if scratch is None:
-            continue
-        if meeting is not None and areas[i].first == areas[i].last:
-            longer[i] = replace(areas[i], last=meeting)
-        if scratch.barrier and areas[i].first > 0:
-            meeting = areas[i].first
-    return longer
 
 
 def bytes_with(
