@@ -15,11 +15,14 @@ kernel of its own, of one warp per chunk, since it needs no barriers then.
 
 from __future__ import annotations
 
+import math
+
 import minitriton as triton
 import minitriton.language as tl
 from minitriton.kernels import kda_tiles as tiles
 
 TILES = tl.constexpr(4)
+RAISE = tl.constexpr(math.exp(15))  # 2^RAISED
 
 
 @triton.jit
@@ -152,6 +155,7 @@ def bounded_kernel(
     if BIASED:
         bias = tl.load(bias_ptr + head * columns + column, mask=column < columns, other=0.0)
 
+    bias *= steep
     total = tl.zeros([BLOCK], tl.float32)  # G so far
     fars, ends = (), ()
     for i in tl.static_range(TILES):
@@ -159,21 +163,21 @@ def bounded_kernel(
         z, q, k = _load_inputs(
             q_ptr, k_ptr, g_ptr, q_token, k_token, g_token, i * R, rows, columns, BLOCK
         )
-        q_scale = scale * _scale_of(q_ptr, q_token, i * R, rows, columns, L2, BLOCK)
-        k_scale = _scale_of(k_ptr, k_token, i * R, rows, columns, L2, BLOCK)
+        q_scale = (scale * RAISE) * _scale_of(q_ptr, q_token, i * R, rows, columns, L2, BLOCK)
+        k_scale = RAISE * _scale_of(k_ptr, k_token, i * R, rows, columns, L2, BLOCK)
         beta = _tile_beta(beta_ptr, beta_token, i * R, rows, SIGMOID)
         lowest = tl.where(row < left_rows, floor * tiles.LOG2_E, 0.0)[:, None]
-        decay = lowest * _reciprocal(1.0 + tl.exp2((z.to(tl.float32) + bias[None, :]) * steep))
+        decay = lowest * _reciprocal(1.0 + tl.exp2(z.to(tl.float32) * steep + bias[None, :]))
         span, whole = tl.cumsum(decay, axis=0), tl.sum(decay, axis=0)
         anchor = total
         total += whole
-        left = tl.exp2(span + tiles.RAISED)
+        left = tl.exp2(span)
         entering = tl.exp2(anchor - tiles.RAISED)[None, :]
         q = q.to(tl.float32) * q_scale * left
         at = i * (R * BLOCK)
         tiles.store_tile(q_in_ptr + at, q * entering, BLOCK, R, BLOCK, BLOCK)
         k = k.to(tl.float32) * k_scale
-        far = k * tl.exp2(whole[None, :] - span)
+        far = k * tl.exp2((whole - tiles.RAISED)[None, :] - span)
         kept = _packed(far, KEPT)
         right = far * tl.exp2(-tiles.RAISED - whole)[None, :]
         k *= left
