@@ -15,14 +15,11 @@ kernel of its own, of one warp per chunk, since it needs no barriers then.
 
 from __future__ import annotations
 
-import math
-
 import minitriton as triton
 import minitriton.language as tl
 from minitriton.kernels import kda_tiles as tiles
 
 TILES = tl.constexpr(4)
-RAISE = tl.constexpr(math.exp(15))  # 2^RAISED
 
 
 @triton.jit
@@ -96,16 +93,6 @@ def _store_pairs(dots, beta, scores_ptr, lower_ptr, FIRST: tl.constexpr):
 
 
 @triton.jit
-def _load_inputs(q_ptr, k_ptr, g_ptr, q_token, k_token, g_token, skip, rows, columns,
-                 BLOCK: tl.constexpr):  # fmt: skip
-    left = rows - skip
-    z = tiles.load_raw(g_ptr + skip * g_token, g_token, left, columns, BLOCK)
-    q = tiles.load_raw(q_ptr + skip * q_token, q_token, left, columns, BLOCK)
-    k = tiles.load_raw(k_ptr + skip * k_token, k_token, left, columns, BLOCK)
-    return z, q, k
-
-
-@triton.jit
 def _right_of(fars, ends, right, anchor, I: tl.constexpr, DTYPE: tl.constexpr):
     """[N, BLOCK]: right operands of tiles 0 to I, as row tile I meets them; zeros to a power."""
     parts = ()
@@ -157,27 +144,31 @@ def bounded_kernel(
 
     bias *= steep
     total = tl.zeros([BLOCK], tl.float32)  # G so far
-    fars, ends = (), ()
+    fars, ends, scales = (), (), ()
+    for i in tl.static_range(TILES):
+        scales = scales + ((
+            _scale_of(q_ptr, q_token, i * R, rows, columns, L2, BLOCK),
+            _scale_of(k_ptr, k_token, i * R, rows, columns, L2, BLOCK),
+        ),)
     for i in tl.static_range(TILES):
         left_rows = rows - i * R
-        z, q, k = _load_inputs(
-            q_ptr, k_ptr, g_ptr, q_token, k_token, g_token, i * R, rows, columns, BLOCK
-        )
-        q_scale = (scale * RAISE) * _scale_of(q_ptr, q_token, i * R, rows, columns, L2, BLOCK)
-        k_scale = RAISE * _scale_of(k_ptr, k_token, i * R, rows, columns, L2, BLOCK)
+        z = tiles.load_raw(g_ptr + i * R * g_token, g_token, left_rows, columns, BLOCK)
+        q = tiles.load_raw(q_ptr + i * R * q_token, q_token, left_rows, columns, BLOCK)
+        k = tiles.load_raw(k_ptr + i * R * k_token, k_token, left_rows, columns, BLOCK)
+        q_scale, k_scale = scale * scales[i][0], scales[i][1]
         beta = _tile_beta(beta_ptr, beta_token, i * R, rows, SIGMOID)
         lowest = tl.where(row < left_rows, floor * tiles.LOG2_E, 0.0)[:, None]
         decay = lowest * _reciprocal(1.0 + tl.exp2(z.to(tl.float32) * steep + bias[None, :]))
         span, whole = tl.cumsum(decay, axis=0), tl.sum(decay, axis=0)
         anchor = total
         total += whole
-        left = tl.exp2(span)
+        left = tl.exp2(span + tiles.RAISED)
         entering = tl.exp2(anchor - tiles.RAISED)[None, :]
         q = q.to(tl.float32) * q_scale * left
         at = i * (R * BLOCK)
         tiles.store_tile(q_in_ptr + at, q * entering, BLOCK, R, BLOCK, BLOCK)
         k = k.to(tl.float32) * k_scale
-        far = k * tl.exp2((whole - tiles.RAISED)[None, :] - span)
+        far = k * tl.exp2(whole[None, :] - span)
         kept = _packed(far, KEPT)
         right = far * tl.exp2(-tiles.RAISED - whole)[None, :]
         k *= left
