@@ -159,18 +159,18 @@ def bounded_kernel(
         beta = _tile_beta(beta_ptr, beta_token, i * R, rows, SIGMOID)
         lowest = tl.where(row < left_rows, floor * tiles.LOG2_E, 0.0)[:, None]
         decay = lowest * _reciprocal(1.0 + tl.exp2(z.to(tl.float32) * steep + bias[None, :]))
-        span, whole = tl.cumsum(decay, axis=0), tl.sum(decay, axis=0)
+        span = tl.cumsum(decay, axis=0) + tiles.RAISED
+        whole = tl.sum(decay, axis=0)
         anchor = total
         total += whole
-        left = tl.exp2(span + tiles.RAISED)
+        left = tl.exp2(span)
         entering = tl.exp2(anchor - tiles.RAISED)[None, :]
         q = q.to(tl.float32) * q_scale * left
         at = i * (R * BLOCK)
         tiles.store_tile(q_in_ptr + at, q * entering, BLOCK, R, BLOCK, BLOCK)
         k = k.to(tl.float32) * k_scale
-        far = k * tl.exp2(whole[None, :] - span)
-        kept = _packed(far, KEPT)
-        right = far * tl.exp2(-tiles.RAISED - whole)[None, :]
+        right = k * tl.exp2(-span)  # of no later token in any bit
+        kept = _packed(right * tl.exp2(whole + tiles.RAISED)[None, :], KEPT)
         k *= left
         tiles.store_tile(k_in_ptr + at, k * entering, BLOCK, R, BLOCK, BLOCK)
         dots = tl.dot(
