@@ -1,7 +1,7 @@
 """How long scratch is taken where ops are to meet at few barriers.
 
-    convert a (scratch 0); convert b (scratch 0); reduce (scratch 0)      three barriers and two between
-    convert a (scratch 0); convert b (scratch 1); reduce (scratch 2)      two barriers
+    convert a (scratch 0); convert b (scratch 0); reduce (scratch 0)    five barriers
+    convert a (scratch 0); convert b (scratch 1); reduce (scratch 2)    two
 
 Scratch that is not written again before all warps have met in another op needs no barrier for that.
 And of conversions one right after the other, all but the last are marked mt.meets_later: they leave

@@ -1,19 +1,21 @@
 """KDA's products within chunks where no token decays below e^-5: tile after tile of 16 tokens.
 
-`kda_forward` says what is computed, `kda_tiles` why decays need anchors. With a and b the sums G at
-the first and the last row of a tile, rows r of tile I meet tokens j of an earlier tile J by
+`kda_forward` says what is computed, `kda_tiles` why decays need anchors. With a and b the sums G
+before a tile and at its last row, rows r of tile I meet tokens j of an earlier tile J by
 
     e^(G_r - G_j) = e^(G_r - a_I) e^(a_I - b_J) e^(b_J - G_j)
 
 of which no factor exceeds 1: the first belongs to a row, the last to a token, and the middle one to
 a pair of tiles. So two exponentials per element do for all decays of a chunk.
 
-A program walks down the tiles of one chunk of one head. Eight rows of two channels are a thread's,
-so that sums along rows hardly leave it. Keys for later tiles wait in `k_out`. The inverse is a
-kernel of its own, of one warp per chunk, since it needs no barriers then.
+A program walks down the tiles of one chunk of one head, in no loop: so keys for later tiles may
+wait in registers. Eight rows of two channels are a thread's, so that sums along rows hardly leave
+it. The inverse is a kernel of its own, of one warp per chunk, since it needs no barriers then.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import minitriton as triton
 import minitriton.language as tl
@@ -44,7 +46,7 @@ def _reciprocal(x):
 @triton.jit
 def _packed(x, DTYPE: tl.constexpr):
     """x in 16 bits, of which two take one register: apart they would take one each."""
-    TEXT: tl.constexpr = "f16x2" if DTYPE == tl.float16 else "bf16x2"
+    TEXT: tl.constexpr = "bf16x2" if tl.bfloat16 == DTYPE else "f16x2"
     return tl.inline_asm_elementwise(
         "cvt.rn." + TEXT + ".f32 $0, $2, $1;", "=r,f,f", [x], dtype=DTYPE, is_pure=True, pack=2
     )
@@ -53,7 +55,7 @@ def _packed(x, DTYPE: tl.constexpr):
 @triton.jit
 def _unpacked(x):
     """x in fp32, anew at each use: kept from one to the next it would take twice the registers."""
-    TEXT: tl.constexpr = "f16" if x.dtype == tl.float16 else "bf16"
+    TEXT: tl.constexpr = "bf16" if x.dtype == tl.bfloat16 else "f16"
     return tl.inline_asm_elementwise(
         "{.reg .b16 a, b; mov.b32 {a, b}, $2; cvt.f32." + TEXT + " $0, a; cvt.f32." + TEXT
         + " $1, b;}", "=f,=f,r", [x], dtype=tl.float32, is_pure=False, pack=2,
@@ -76,10 +78,10 @@ def _tile_beta(ptr, stride, skip, rows, SIGMOID: tl.constexpr):
 
 @triton.jit
 def _store_pairs(dots, beta, scores_ptr, lower_ptr, FIRST: tl.constexpr):
-    """Stores rows of scores and of beta M, 16 times as many columns as `dots` has.
+    """Stores a tile's rows of scores and of beta M; of M only columns that `dots` has.
 
-    dots: [2 TILE, 16 n], of q and of k; the first FIRST columns are kept, TILE more on and below
-    the diagonal.
+    dots: [2 TILE, 16 n], of q and of k. Their diagonal begins at column FIRST; what is above it
+    is dropped.
     """
     N: tl.constexpr = dots.shape[1]
     dots = tl.reshape(dots, [2, tiles.TILE, N])
@@ -90,23 +92,54 @@ def _store_pairs(dots, beta, scores_ptr, lower_ptr, FIRST: tl.constexpr):
     tl.store(scores_ptr + at, dots.to(scores_ptr.dtype.element_ty), mask=of_k == 0)
     dots *= beta[None, :, None]
     tl.store(lower_ptr + at, dots.to(lower_ptr.dtype.element_ty), mask=of_k == 1)
+    row, column = tl.arange(0, tiles.TILE)[:, None], tl.arange(0, tiles.TILE)[None, :]
+    for start in tl.static_range(N, tiles.CHUNK, tiles.TILE):
+        zeros = tl.zeros([tiles.TILE, tiles.TILE], scores_ptr.dtype.element_ty)
+        tl.store(scores_ptr + row * tiles.CHUNK + column + start, zeros)
 
 
 @triton.jit
-def _right_of(fars, ends, right, anchor, I: tl.constexpr, DTYPE: tl.constexpr):
-    """[N, BLOCK]: right operands of tiles 0 to I, as row tile I meets them; zeros to a power."""
-    parts = ()
-    for j in tl.static_range(I):
+def _right_of(kept, ends, right, anchor, TILE: tl.constexpr):
+    """[16 n, BLOCK], n = 1, 2, 4, 4: right operands of tiles 0 to TILE as TILE meets them, and zeros.
+
+    kept, ends: keys of earlier tiles and G at their ends; right: of TILE.
+    """
+    parts: Any = ()
+    for j in tl.static_range(TILE):
         decay = tl.exp2(anchor - ends[j] - tiles.RAISED)[None, :]
-        parts = parts + ((_unpacked(fars[j]) * decay).to(DTYPE),)
+        parts = parts + ((_unpacked(kept[j]) * decay).to(right.dtype),)
     parts = parts + (right,)
-    if I == 0:
+    if TILE == 0:
         return right
-    if I == 1:
+    if TILE == 1:
         return _stack(parts[0], parts[1])
-    if I == 2:
-        parts = parts + (tl.zeros(right.shape, DTYPE),)
+    if TILE == 2:
+        parts = parts + (tl.zeros(right.shape, right.dtype),)
     return _stack(_stack(parts[0], parts[1]), _stack(parts[2], parts[3]))
+
+
+@triton.jit
+def _scales(q_ptr, k_ptr, q_token, k_token, rows, columns, L2: tl.constexpr, BLOCK: tl.constexpr):
+    """`_scale_of` q and of k for each tile. All at once: q and k are near when they are read again."""
+    scales = ()
+    for i in tl.static_range(TILES):
+        skip: tl.constexpr = i * tiles.TILE
+        of_q = _scale_of(q_ptr, q_token, skip, rows, columns, L2, BLOCK)
+        scales = scales + ((of_q, _scale_of(k_ptr, k_token, skip, rows, columns, L2, BLOCK)),)
+    return scales
+
+
+@triton.jit
+def _log2_decay(z, steep, bias, floor, rows):
+    """[TILE, BLOCK], zero beyond `rows`. steep: of the sigmoid, in base 2; bias: steep times it."""
+    lowest = tl.where(tl.arange(0, tiles.TILE) < rows, floor * tiles.LOG2_E, 0.0)[:, None]
+    return lowest * _reciprocal(1.0 + tl.exp2(z.to(tl.float32) * steep + bias[None, :]))
+
+
+@triton.jit
+def _store_whole(ptr, x, BLOCK: tl.constexpr):
+    """Writes a tile of an operand, [CHUNK, BLOCK]."""
+    tiles.store_tile(ptr, x, BLOCK, tiles.TILE, BLOCK, BLOCK)
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -143,49 +176,33 @@ def bounded_kernel(
         bias = tl.load(bias_ptr + head * columns + column, mask=column < columns, other=0.0)
 
     bias *= steep
+    scales = _scales(q_ptr, k_ptr, q_token, k_token, rows, columns, L2, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)  # G so far
-    fars, ends, scales = (), (), ()
+    kept, ends = (), ()
     for i in tl.static_range(TILES):
-        scales = scales + ((
-            _scale_of(q_ptr, q_token, i * R, rows, columns, L2, BLOCK),
-            _scale_of(k_ptr, k_token, i * R, rows, columns, L2, BLOCK),
-        ),)
-    for i in tl.static_range(TILES):
-        left_rows = rows - i * R
-        z = tiles.load_raw(g_ptr + i * R * g_token, g_token, left_rows, columns, BLOCK)
-        q = tiles.load_raw(q_ptr + i * R * q_token, q_token, left_rows, columns, BLOCK)
-        k = tiles.load_raw(k_ptr + i * R * k_token, k_token, left_rows, columns, BLOCK)
-        q_scale, k_scale = scale * scales[i][0], scales[i][1]
+        z = tiles.load_raw(g_ptr + i * R * g_token, g_token, rows - i * R, columns, BLOCK)
+        q = tiles.load_raw(q_ptr + i * R * q_token, q_token, rows - i * R, columns, BLOCK)
+        k = tiles.load_raw(k_ptr + i * R * k_token, k_token, rows - i * R, columns, BLOCK)
         beta = _tile_beta(beta_ptr, beta_token, i * R, rows, SIGMOID)
-        lowest = tl.where(row < left_rows, floor * tiles.LOG2_E, 0.0)[:, None]
-        decay = lowest * _reciprocal(1.0 + tl.exp2(z.to(tl.float32) * steep + bias[None, :]))
+        decay = _log2_decay(z, steep, bias, floor, rows - i * R)
         span = tl.cumsum(decay, axis=0) + tiles.RAISED
-        whole = tl.sum(decay, axis=0)
-        anchor = total
+        whole, anchor = tl.sum(decay, axis=0), total
         total += whole
-        left = tl.exp2(span)
-        entering = tl.exp2(anchor - tiles.RAISED)[None, :]
-        q = q.to(tl.float32) * q_scale * left
-        at = i * (R * BLOCK)
-        tiles.store_tile(q_in_ptr + at, q * entering, BLOCK, R, BLOCK, BLOCK)
-        k = k.to(tl.float32) * k_scale
-        right = k * tl.exp2(-span)  # of no later token in any bit
-        kept = _packed(right * tl.exp2(whole + tiles.RAISED)[None, :], KEPT)
+        left, entering = tl.exp2(span), tl.exp2(anchor - tiles.RAISED)[None, :]
+        q = q.to(tl.float32) * (scale * scales[i][0]) * left
+        _store_whole(q_in_ptr + i * R * BLOCK, q * entering, BLOCK)
+        k = k.to(tl.float32) * scales[i][1]
+        right = k * tl.exp2(-span)
+        far = _packed(right * tl.exp2(whole + tiles.RAISED)[None, :], KEPT)
         k *= left
-        tiles.store_tile(k_in_ptr + at, k * entering, BLOCK, R, BLOCK, BLOCK)
-        dots = tl.dot(
-            _stack(q.to(DTYPE), k.to(DTYPE)),
-            tl.trans(_right_of(fars, ends, right.to(DTYPE), anchor, i, DTYPE)),
-        )
-        fars, ends = fars + (kept,), ends + (total,)
-        at = i * (R * C)
-        _store_pairs(dots, beta, scores_ptr + at, lower_ptr + at, i * R)
-        for j in tl.static_range(dots.shape[1] // R, TILES):
-            above = at + j * R + row[:, None] * C + row[None, :]
-            tl.store(scores_ptr + above, tl.zeros([R, R], DTYPE))
-    for j in tl.static_range(TILES):
-        far = _unpacked(fars[j]) * tl.exp2(total - ends[j])[None, :]
-        tiles.store_tile(k_out_ptr + j * (R * BLOCK), far, BLOCK, R, BLOCK, BLOCK)
+        _store_whole(k_in_ptr + i * R * BLOCK, k * entering, BLOCK)
+        right = _right_of(kept, ends, right.to(DTYPE), anchor, i)
+        dots = tl.dot(_stack(q.to(DTYPE), k.to(DTYPE)), tl.trans(right))
+        kept, ends = kept + (far,), ends + (total,)
+        _store_pairs(dots, beta, scores_ptr + i * R * C, lower_ptr + i * R * C, i * R)
+    for i in tl.static_range(TILES):
+        far = _unpacked(kept[i]) * tl.exp2(total - ends[i])[None, :]
+        _store_whole(k_out_ptr + i * R * BLOCK, far, BLOCK)
     tl.store(decay_ptr + program * BLOCK + column, tl.exp2(total))
 
 
