@@ -100,7 +100,7 @@ def _store_pairs(dots, beta, scores_ptr, lower_ptr, FIRST: tl.constexpr):
 
 @triton.jit
 def _right_of(kept, ends, right, anchor, TILE: tl.constexpr):
-    """[16 n, BLOCK], n = 1, 2, 4, 4: right operands of tiles 0 to TILE as TILE meets them, and zeros.
+    """[16 n, BLOCK], n = 1, 2, 4, 4: right operands of tiles 0 to TILE as TILE meets them; zeros.
 
     kept, ends: keys of earlier tiles and G at their ends; right: of TILE.
     """
@@ -119,14 +119,11 @@ def _right_of(kept, ends, right, anchor, TILE: tl.constexpr):
 
 
 @triton.jit
-def _scales(q_ptr, k_ptr, q_token, k_token, rows, columns, L2: tl.constexpr, BLOCK: tl.constexpr):
-    """`_scale_of` q and of k for each tile. All at once: q and k are near when they are read again."""
-    scales = ()
-    for i in tl.static_range(TILES):
-        skip: tl.constexpr = i * tiles.TILE
-        of_q = _scale_of(q_ptr, q_token, skip, rows, columns, L2, BLOCK)
-        scales = scales + ((of_q, _scale_of(k_ptr, k_token, skip, rows, columns, L2, BLOCK)),)
-    return scales
+def _scales(q_ptr, k_ptr, q_token, k_token, skip, rows, columns, L2: tl.constexpr,
+            BLOCK: tl.constexpr):  # fmt: skip
+    """`_scale_of` q and k."""
+    of_q = _scale_of(q_ptr, q_token, skip, rows, columns, L2, BLOCK)
+    return of_q, _scale_of(k_ptr, k_token, skip, rows, columns, L2, BLOCK)
 
 
 @triton.jit
@@ -176,31 +173,37 @@ def bounded_kernel(
         bias = tl.load(bias_ptr + head * columns + column, mask=column < columns, other=0.0)
 
     bias *= steep
-    scales = _scales(q_ptr, k_ptr, q_token, k_token, rows, columns, L2, BLOCK)
+    scales = _scales(q_ptr, k_ptr, q_token, k_token, 0, rows, columns, L2, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)  # G so far
     kept, ends = (), ()
     for i in tl.static_range(TILES):
         z = tiles.load_raw(g_ptr + i * R * g_token, g_token, rows - i * R, columns, BLOCK)
         q = tiles.load_raw(q_ptr + i * R * q_token, q_token, rows - i * R, columns, BLOCK)
         k = tiles.load_raw(k_ptr + i * R * k_token, k_token, rows - i * R, columns, BLOCK)
+        of_q, of_k = scales
+        if i + 1 < TILES:  # brings the next rows near
+            scales = _scales(q_ptr, k_ptr, q_token, k_token, (i + 1) * R, rows, columns, L2, BLOCK)
         beta = _tile_beta(beta_ptr, beta_token, i * R, rows, SIGMOID)
         decay = _log2_decay(z, steep, bias, floor, rows - i * R)
         span = tl.cumsum(decay, axis=0) + tiles.RAISED
         whole, anchor = tl.sum(decay, axis=0), total
         total += whole
         left, entering = tl.exp2(span), tl.exp2(anchor - tiles.RAISED)[None, :]
-        q = q.to(tl.float32) * (scale * scales[i][0]) * left
+        q = q.to(tl.float32) * (scale * of_q) * left
         _store_whole(q_in_ptr + i * R * BLOCK, q * entering, BLOCK)
-        k = k.to(tl.float32) * scales[i][1]
+        k = k.to(tl.float32) * of_k
         right = k * tl.exp2(-span)
-        far = _packed(right * tl.exp2(whole + tiles.RAISED)[None, :], KEPT)
+        far = right * tl.exp2(whole + tiles.RAISED)[None, :]
         k *= left
         _store_whole(k_in_ptr + i * R * BLOCK, k * entering, BLOCK)
         right = _right_of(kept, ends, right.to(DTYPE), anchor, i)
+        if i + 1 < TILES:
+            kept, ends = kept + (_packed(far, KEPT),), ends + (total,)
+        else:  # they leave here
+            _store_whole(k_out_ptr + i * R * BLOCK, far, BLOCK)
         dots = tl.dot(_stack(q.to(DTYPE), k.to(DTYPE)), tl.trans(right))
-        kept, ends = kept + (far,), ends + (total,)
         _store_pairs(dots, beta, scores_ptr + i * R * C, lower_ptr + i * R * C, i * R)
-    for i in tl.static_range(TILES):
+    for i in tl.static_range(TILES - 1):
         far = _unpacked(kept[i]) * tl.exp2(total - ends[i])[None, :]
         _store_whole(k_out_ptr + i * R * BLOCK, far, BLOCK)
     tl.store(decay_ptr + program * BLOCK + column, tl.exp2(total))
