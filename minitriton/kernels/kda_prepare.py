@@ -167,7 +167,7 @@ def bounded_kernel(
     q_in_ptr, k_in_ptr, k_out_ptr = q_in_ptr + operand, k_in_ptr + operand, k_out_ptr + operand
     scores_ptr, lower_ptr = scores_ptr + square, lower_ptr + square
     steep = -tiles.LOG2_E * tl.exp(tl.load(a_log_ptr + head).to(tl.float32))
-    row, column = tl.arange(0, R), tl.arange(0, BLOCK)
+    column = tl.arange(0, BLOCK)
     bias = tl.zeros([BLOCK], tl.float32)
     if BIASED:
         bias = tl.load(bias_ptr + head * columns + column, mask=column < columns, other=0.0)
