@@ -21,11 +21,12 @@ import torch
 import minitriton as triton
 import minitriton.language as tl
 from minitriton.kernels import kda_tiles as tiles
+from minitriton.kernels.devices import since_hopper
 from minitriton.kernels.kda_chunks import CHUNK, Chunks
 from minitriton.kernels.kda_prepare import bounded_kernel, inverse_kernel
 
 WIDEST = 64  # columns of V that a program of the scan holds, at most
-REGISTERS = 168  # of a thread of bounded_kernel: three programs fit a processor
+REGISTERS = 168  # of a thread of bounded_kernel: three programs fit a processor; others may spill
 FARTHEST = 2**25  # tokens closer than this, in elements, have 32-bit offsets within a chunk
 PROGRAMS = 132  # that the scan should have at least, an H200's processors: else narrower ones
 
@@ -329,7 +330,7 @@ def prepare_bounded(
         q.shape[1], heads, options.scale, options.floor, q.stride(1), k.stride(1), g.stride(1),
         q.shape[3], BIASED=dt_bias is not None, L2=options.qk_l2norm,
         SIGMOID=options.beta_sigmoid, BLOCK=width, num_warps=width // 32,
-        maxnreg=REGISTERS if q.shape[3] == 128 else None,
+        maxnreg=REGISTERS if q.shape[3] == 128 and since_hopper(q) else None,
     )  # fmt: skip
     inverse_kernel[(count * heads,)](lower, made.inverse, num_warps=1)
 
