@@ -26,8 +26,7 @@ from minitriton.kernels.kda_chunks import CHUNK, Chunks
 from minitriton.kernels.kda_prepare import bounded_kernel, inverse_kernel
 
 WIDEST = 64  # columns of V that a program of the scan holds, at most
-# of a thread of bounded_kernel: four programs fit a processor, or three before sm_90, which spills
-REGISTERS, OLD_REGISTERS = 128, 168
+REGISTERS = 168  # of a thread of bounded_kernel: three programs fit a processor; others may spill
 FARTHEST = 2**25  # tokens closer than this, in elements, have 32-bit offsets within a chunk
 PROGRAMS = 132  # that the scan should have at least, an H200's processors: else narrower ones
 
@@ -322,17 +321,16 @@ def prepare_bounded(
     """Fills `made` where a token decays by e^-5 at most, with operands in 16 bits."""
     count, heads, _, width = made.q_in.shape
     q, k, g = (x if x.stride(1) < FARTHEST else x.contiguous() for x in (q, k, g))
-    registers = REGISTERS if since_hopper(q) else OLD_REGISTERS
     # rows of length 1 make a triangle that fp16 holds; it has the digits of tf32
     lower_dtype = torch.float16 if options.qk_l2norm else torch.float32
     lower = torch.empty(made.inverse.shape, dtype=lower_dtype, device=q.device)
-    sums = torch.empty(count, heads, 4, width, dtype=torch.float32, device=q.device)
     bounded_kernel[(count * heads,)](
         q, k, g, beta, a_log, g if dt_bias is None else dt_bias, chunks.chunk, *made[:4], lower,
-        made.scores, sums, *q.stride()[:3], *k.stride()[:3], *g.stride()[:3], *beta.stride(),
-        q.shape[1], heads, q.shape[3], options.scale, options.floor, BIASED=dt_bias is not None,
-        L2=options.qk_l2norm, SIGMOID=options.beta_sigmoid, BLOCK=width, num_warps=4,
-        maxnreg=registers if q.shape[3] == 128 else None,
+        made.scores, *q.stride()[:3:2], *k.stride()[:3:2], *g.stride()[:3:2], *beta.stride(),
+        q.shape[1], heads, options.scale, options.floor, q.stride(1), k.stride(1), g.stride(1),
+        q.shape[3], BIASED=dt_bias is not None, L2=options.qk_l2norm,
+        SIGMOID=options.beta_sigmoid, BLOCK=width, num_warps=width // 32,
+        maxnreg=REGISTERS if q.shape[3] == 128 and since_hopper(q) else None,
     )  # fmt: skip
     inverse_kernel[(count * heads,)](lower, made.inverse, num_warps=1)
 

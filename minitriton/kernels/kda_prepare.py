@@ -1,19 +1,21 @@
 """KDA's products within chunks where no token decays below e^-5: tile after tile of 16 tokens.
 
-`kda_forward` says what is computed, `kda_tiles` why decays need anchors. With a and b the sums G at
-the first and the last row of a tile, rows r of tile I meet tokens j of an earlier tile J by
+`kda_forward` says what is computed, `kda_tiles` why decays need anchors. With a and b the sums G
+before a tile and at its last row, rows r of tile I meet tokens j of an earlier tile J by
 
     e^(G_r - G_j) = e^(G_r - a_I) e^(a_I - b_J) e^(b_J - G_j)
 
 of which no factor exceeds 1: the first belongs to a row, the last to a token, and the middle one to
 a pair of tiles. So two exponentials per element do for all decays of a chunk.
 
-A program walks down the tiles of one chunk of one head. Eight rows of two channels are a thread's,
-so that sums along rows hardly leave it. Keys for later tiles wait in `k_out`. The inverse is a
-kernel of its own, of one warp per chunk, since it needs no barriers then.
+A program walks down the tiles of one chunk of one head, in no loop: so keys for later tiles may
+wait in registers. Eight rows of two channels are a thread's, so that sums along rows hardly leave
+it. The inverse is a kernel of its own, of one warp per chunk, since it needs no barriers then.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import minitriton as triton
 import minitriton.language as tl
@@ -23,70 +25,47 @@ TILES = tl.constexpr(4)
 
 
 @triton.jit
-def _places(stride, BLOCK: tl.constexpr):
-    """Row, channel and place of a tile's elements, [8, 2, BLOCK / 2, 2]: see `bounded_kernel`."""
-    row = tl.arange(0, 8)[:, None, None, None] + 8 * tl.arange(0, 2)[None, :, None, None]
-    column = 2 * tl.arange(0, BLOCK // 2)[None, None, :, None] + tl.arange(0, 2)
-    return row, column, row * stride + column
-
-
-@triton.jit
-def _load_tile(ptr, stride, skip, rows, columns, BLOCK: tl.constexpr):
-    """[TILE, BLOCK] in the dtype of memory, zero beyond `rows` and `columns`."""
-    row, column, _ = _places(BLOCK, BLOCK)
-    mask = (row + skip < rows) & (column < columns)
-    x = tl.load(ptr + ((row + skip) * stride + column), mask=mask, other=0.0)
-    return tl.reshape(tl.trans(x, 1, 0, 2, 3), [tiles.TILE, BLOCK])
-
-
-@triton.jit
-def _load_far(ptr, KEPT: tl.constexpr, BLOCK: tl.constexpr):
-    """[TILE, BLOCK] of keys that wait in k_out, in KEPT; the products between hold barriers."""
-    _, _, at = _places(BLOCK, BLOCK)
-    x = tl.reshape(tl.trans(tl.load(ptr + at), 1, 0, 2, 3), [tiles.TILE, BLOCK])
-    return x.to(KEPT, bitcast=True).to(tl.float32)
-
-
-@triton.jit
-def _store_tile(ptr, x, BLOCK: tl.constexpr):
-    x = tl.reshape(x.to(ptr.dtype.element_ty), [2, 8, BLOCK // 2, 2])
-    _, _, at = _places(BLOCK, BLOCK)
-    tl.store(ptr + at, tl.trans(x, 1, 0, 2, 3))
-
-
-@triton.jit
 def _scale_of(ptr, stride, skip, rows, columns, L2: tl.constexpr, BLOCK: tl.constexpr):
     """[TILE, 1]: what scales the rows to length 1. Read in rows, which takes fewer shuffles."""
     if not L2:
         return tl.full([tiles.TILE, 1], 1.0, tl.float32)
-    row, column = tl.arange(0, tiles.TILE)[:, None] + skip, tl.arange(0, BLOCK)[None, :]
-    mask = (row < rows) & (column < columns)
-    x = tl.load(ptr + row * stride + column, mask=mask, other=0.0)
+    row, column = tl.arange(0, tiles.TILE)[:, None], tl.arange(0, BLOCK)[None, :]
+    mask = (row < rows - skip) & (column < columns)
+    x = tl.load(ptr + skip * stride + (row * stride + column), mask=mask, other=0.0)
     return tiles.l2_scale(x.to(tl.float32))
 
 
 @triton.jit
-def _row(x, ROW: tl.constexpr):
-    """[BLOCK]: a row of a tile."""
-    return tl.sum(tl.where(tl.arange(0, tiles.TILE)[:, None] == ROW, x, 0.0), axis=0)
+def _reciprocal(x):
+    """Of numbers from 1 on: what follows from a division for others is left out."""
+    return tl.inline_asm_elementwise(
+        "rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+    )
 
 
 @triton.jit
-def _pair(left, right, beta, scores_ptr, lower_ptr, DIAGONAL: tl.constexpr):
-    """Stores 16x16 scores, and beta M; on the diagonal what lies above it is dropped.
+def _packed(x, DTYPE: tl.constexpr):
+    """x in 16 bits, of which two take one register: apart they would take one each."""
+    TEXT: tl.constexpr = "bf16x2" if tl.bfloat16 == DTYPE else "f16x2"
+    return tl.inline_asm_elementwise(
+        "cvt.rn." + TEXT + ".f32 $0, $2, $1;", "=r,f,f", [x], dtype=DTYPE, is_pure=True, pack=2
+    )
 
-    left: [2, TILE, BLOCK], of q and of k.
-    """
-    right = tl.trans(right)[None, :, :]
-    dots = tl.dot(left, tl.broadcast_to(right, [2, right.shape[1], tiles.TILE]))
-    of_k = tl.arange(0, 2)[:, None, None]
-    row, column = tl.arange(0, tiles.TILE)[None, :, None], tl.arange(0, tiles.TILE)[None, None, :]
-    if DIAGONAL:
-        dots = tl.where(row >= column + of_k, dots, 0.0)
-    at = tl.broadcast_to(row * tiles.CHUNK + column, dots.shape)
-    tl.store(scores_ptr + at, dots.to(scores_ptr.dtype.element_ty), mask=of_k == 0)
-    dots *= beta[None, :, None]
-    tl.store(lower_ptr + at, dots.to(lower_ptr.dtype.element_ty), mask=of_k == 1)
+
+@triton.jit
+def _unpacked(x):
+    """x in fp32, anew at each use: kept from one to the next it would take twice the registers."""
+    TEXT: tl.constexpr = "bf16" if x.dtype == tl.bfloat16 else "f16"
+    return tl.inline_asm_elementwise(
+        "{.reg .b16 a, b; mov.b32 {a, b}, $2; cvt.f32." + TEXT + " $0, a; cvt.f32." + TEXT
+        + " $1, b;}", "=f,=f,r", [x], dtype=tl.float32, is_pure=False, pack=2,
+    )  # fmt: skip
+
+
+@triton.jit
+def _stack(a, b):
+    """[2 N, BLOCK]: the rows of a, then those of b."""
+    return tl.reshape(tl.trans(tl.join(a, b), 2, 0, 1), [2 * a.shape[0], a.shape[1]])
 
 
 @triton.jit
@@ -98,42 +77,79 @@ def _tile_beta(ptr, stride, skip, rows, SIGMOID: tl.constexpr):
 
 
 @triton.jit
-def _earlier_pairs(left, anchor, beta, i, k_out_ptr, sums_ptr, scores_ptr, lower_ptr,
-                   KEPT: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """Row i of the 16x16 tiles but for the diagonal: products to the left of it, zeros beyond."""
-    R: tl.constexpr = tiles.TILE
-    DTYPE: tl.constexpr = k_out_ptr.dtype.element_ty
-    row, column = tl.arange(0, R), tl.arange(0, BLOCK)
-    for j in tl.range(0, i):
-        far = _load_far(k_out_ptr + j * R * BLOCK, KEPT, BLOCK)
-        far *= tl.exp2(anchor - tl.load(sums_ptr + j * BLOCK + column) - tiles.RAISED)[None, :]
-        _pair(left, far.to(DTYPE), beta, scores_ptr + j * R, lower_ptr + j * R, False)
-    for j in tl.range(i + 1, TILES):
-        above = j * R + row[:, None] * tiles.CHUNK + row[None, :]
-        tl.store(scores_ptr + above, tl.zeros([R, R], DTYPE))
+def _store_pairs(dots, beta, scores_ptr, lower_ptr, FIRST: tl.constexpr):
+    """Stores a tile's rows of scores and of beta M; of M only columns that `dots` has.
+
+    dots: [2 TILE, 16 n], of q and of k. Their diagonal begins at column FIRST; what is above it
+    is dropped.
+    """
+    N: tl.constexpr = dots.shape[1]
+    dots = tl.reshape(dots, [2, tiles.TILE, N])
+    of_k = tl.arange(0, 2)[:, None, None]
+    row, column = tl.arange(0, tiles.TILE)[None, :, None], tl.arange(0, N)[None, None, :]
+    dots = tl.where(row + FIRST >= column + of_k, dots, 0.0)
+    at = tl.broadcast_to(row * tiles.CHUNK + column, dots.shape)
+    tl.store(scores_ptr + at, dots.to(scores_ptr.dtype.element_ty), mask=of_k == 0)
+    dots *= beta[None, :, None]
+    tl.store(lower_ptr + at, dots.to(lower_ptr.dtype.element_ty), mask=of_k == 1)
+    row, column = tl.arange(0, tiles.TILE)[:, None], tl.arange(0, tiles.TILE)[None, :]
+    for start in tl.static_range(N, tiles.CHUNK, tiles.TILE):
+        zeros = tl.zeros([tiles.TILE, tiles.TILE], scores_ptr.dtype.element_ty)
+        tl.store(scores_ptr + row * tiles.CHUNK + column + start, zeros)
 
 
 @triton.jit
-def _leave(k_out_ptr, sums_ptr, total, KEPT: tl.constexpr, BLOCK: tl.constexpr):
-    """Decays the keys in k_out from the end of their tile to that of the chunk."""
-    for j in tl.range(0, TILES):
-        at = k_out_ptr + j * tiles.TILE * BLOCK
-        known = tl.load(sums_ptr + j * BLOCK + tl.arange(0, BLOCK))
-        _store_tile(at, _load_far(at, KEPT, BLOCK) * tl.exp2(total - known)[None, :], BLOCK)
+def _right_of(kept, ends, right, anchor, TILE: tl.constexpr):
+    """[16 n, BLOCK], n = 1, 2, 4, 4: right operands of tiles 0 to TILE as TILE meets them; zeros.
+
+    kept, ends: keys of earlier tiles and G at their ends; right: of TILE.
+    """
+    parts: Any = ()
+    for j in tl.static_range(TILE):
+        decay = tl.exp2(anchor - ends[j] - tiles.RAISED)[None, :]
+        parts = parts + ((_unpacked(kept[j]) * decay).to(right.dtype),)
+    parts = parts + (right,)
+    if TILE == 0:
+        return right
+    if TILE == 1:
+        return _stack(parts[0], parts[1])
+    if TILE == 2:
+        parts = parts + (tl.zeros(right.shape, right.dtype),)
+    return _stack(_stack(parts[0], parts[1]), _stack(parts[2], parts[3]))
+
+
+@triton.jit
+def _scales(q_ptr, k_ptr, q_token, k_token, skip, rows, columns, L2: tl.constexpr,
+            BLOCK: tl.constexpr):  # fmt: skip
+    """`_scale_of` q and k."""
+    of_q = _scale_of(q_ptr, q_token, skip, rows, columns, L2, BLOCK)
+    return of_q, _scale_of(k_ptr, k_token, skip, rows, columns, L2, BLOCK)
+
+
+@triton.jit
+def _log2_decay(z, steep, bias, floor, rows):
+    """[TILE, BLOCK], zero beyond `rows`. steep: of the sigmoid, in base 2; bias: steep times it."""
+    lowest = tl.where(tl.arange(0, tiles.TILE) < rows, floor * tiles.LOG2_E, 0.0)[:, None]
+    return lowest * _reciprocal(1.0 + tl.exp2(z.to(tl.float32) * steep + bias[None, :]))
+
+
+@triton.jit
+def _store_whole(ptr, x, BLOCK: tl.constexpr):
+    """Writes a tile of an operand, [CHUNK, BLOCK]."""
+    tiles.store_tile(ptr, x, BLOCK, tiles.TILE, BLOCK, BLOCK)
 
 
 @triton.jit(do_not_specialize=["tokens"])
 def bounded_kernel(
     q_ptr, k_ptr, g_ptr, beta_ptr, a_log_ptr, bias_ptr, chunk_ptr, q_in_ptr, k_in_ptr,
-    k_out_ptr, decay_ptr, lower_ptr, scores_ptr, sums_ptr, q_batch, q_token, q_head, k_batch,
-    k_token, k_head, g_batch, g_token, g_head, beta_batch, beta_token, beta_head, tokens, heads,
-    columns, scale, floor, BIASED: tl.constexpr, L2: tl.constexpr, SIGMOID: tl.constexpr,
-    BLOCK: tl.constexpr,
+    k_out_ptr, decay_ptr, lower_ptr, scores_ptr, q_batch, q_head, k_batch, k_head, g_batch, g_head,
+    beta_batch, beta_token, beta_head, tokens, heads, scale, floor, q_token: tl.constexpr,
+    k_token: tl.constexpr, g_token: tl.constexpr, columns: tl.constexpr, BIASED: tl.constexpr,
+    L2: tl.constexpr, SIGMOID: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Operands, scores and beta M of one chunk of one head.
 
     lower: beta M, [NC, H, CHUNK, CHUNK], of which only tiles on and below the diagonal are written.
-    sums: scratch, [NC, H, TILES, BLOCK] fp32.
     """
     program = tl.program_id(0).to(tl.int64)
     chunk, head = program // heads, program % heads
@@ -142,55 +158,54 @@ def bounded_kernel(
     DTYPE: tl.constexpr = q_in_ptr.dtype.element_ty
     KEPT: tl.constexpr = tl.float16 if lower_ptr.dtype.element_ty == tl.float16 else DTYPE
     R: tl.constexpr = tiles.TILE
+    C: tl.constexpr = tiles.CHUNK
     q_ptr += batch * q_batch + token * q_token + head * q_head
     k_ptr += batch * k_batch + token * k_token + head * k_head
     g_ptr += batch * g_batch + token * g_token + head * g_head
     beta_ptr += batch * beta_batch + token * beta_token + head * beta_head
-    operand, square = program * (tiles.CHUNK * BLOCK), program * (tiles.CHUNK * tiles.CHUNK)
+    operand, square = program * (C * BLOCK), program * (C * C)
     q_in_ptr, k_in_ptr, k_out_ptr = q_in_ptr + operand, k_in_ptr + operand, k_out_ptr + operand
     scores_ptr, lower_ptr = scores_ptr + square, lower_ptr + square
-    sums_ptr += program * (TILES * BLOCK)
-    sharpness = tl.exp(tl.load(a_log_ptr + head).to(tl.float32))
-    row, column = tl.arange(0, R), tl.arange(0, BLOCK)
+    steep = -tiles.LOG2_E * tl.exp(tl.load(a_log_ptr + head).to(tl.float32))
+    column = tl.arange(0, BLOCK)
     bias = tl.zeros([BLOCK], tl.float32)
     if BIASED:
         bias = tl.load(bias_ptr + head * columns + column, mask=column < columns, other=0.0)
 
+    bias *= steep
+    scales = _scales(q_ptr, k_ptr, q_token, k_token, 0, rows, columns, L2, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)  # G so far
-    for i in tl.range(0, TILES):
-        left_rows = rows - i * R
-        z = _load_tile(g_ptr, g_token, i * R, rows, columns, BLOCK).to(tl.float32) + bias[None, :]
-        # all at once, before barriers: to wait once
-        q = _load_tile(q_ptr, q_token, i * R, rows, columns, BLOCK)
-        k = _load_tile(k_ptr, k_token, i * R, rows, columns, BLOCK)
-        q_scale = scale * _scale_of(q_ptr, q_token, i * R, rows, columns, L2, BLOCK)
-        k_scale = _scale_of(k_ptr, k_token, i * R, rows, columns, L2, BLOCK)
-        decay = tl.sigmoid(sharpness * z)
-        decay *= tl.where(row < left_rows, floor * tiles.LOG2_E, 0.0)[:, None]
-        span = tl.cumsum(tl.where(row[:, None] == 0, 0.0, decay), axis=0)
-        anchor = total + _row(decay, 0)
-        total = anchor + _row(span, R - 1)
-        left = tl.exp2(span + tiles.RAISED)
-        entering = tl.exp2(anchor - tiles.RAISED)[None, :]
-        q = q.to(tl.float32) * q_scale * left
-        at = i * (R * BLOCK)
-        _store_tile(q_in_ptr + at, q * entering, BLOCK)
-        k = k.to(tl.float32) * k_scale
-        right = k * tl.exp2(-tiles.RAISED - span)
-        k *= left
-        _store_tile(k_in_ptr + at, k * entering, BLOCK)
-        left_qk = tl.trans(tl.join(q.to(DTYPE), k.to(DTYPE)), 2, 0, 1)
-        far = right * tl.exp2(total - anchor + tiles.RAISED)[None, :]
-        _store_tile(k_out_ptr + at, far.to(KEPT).to(DTYPE, bitcast=True), BLOCK)
-        tl.store(sums_ptr + i * BLOCK + column, total)
+    kept, ends = (), ()
+    for i in tl.static_range(TILES):
+        z = tiles.load_raw(g_ptr + i * R * g_token, g_token, rows - i * R, columns, BLOCK)
+        q = tiles.load_raw(q_ptr + i * R * q_token, q_token, rows - i * R, columns, BLOCK)
+        k = tiles.load_raw(k_ptr + i * R * k_token, k_token, rows - i * R, columns, BLOCK)
+        of_q, of_k = scales
+        if i + 1 < TILES:  # brings the next rows near
+            scales = _scales(q_ptr, k_ptr, q_token, k_token, (i + 1) * R, rows, columns, L2, BLOCK)
         beta = _tile_beta(beta_ptr, beta_token, i * R, rows, SIGMOID)
-        at = i * (R * tiles.CHUNK)
-        _pair(left_qk, right.to(DTYPE), beta, scores_ptr + at + i * R, lower_ptr + at + i * R, True)
-        _earlier_pairs(
-            left_qk, anchor, beta, i, k_out_ptr, sums_ptr, scores_ptr + at, lower_ptr + at, KEPT,
-            BLOCK,
-        )  # fmt: skip
-    _leave(k_out_ptr, sums_ptr, total, KEPT, BLOCK)
+        decay = _log2_decay(z, steep, bias, floor, rows - i * R)
+        span = tl.cumsum(decay, axis=0) + tiles.RAISED
+        whole, anchor = tl.sum(decay, axis=0), total
+        total += whole
+        left, entering = tl.exp2(span), tl.exp2(anchor - tiles.RAISED)[None, :]
+        q = q.to(tl.float32) * (scale * of_q) * left
+        _store_whole(q_in_ptr + i * R * BLOCK, q * entering, BLOCK)
+        k = k.to(tl.float32) * of_k
+        right = k * tl.exp2(-span)
+        far = right * tl.exp2(whole + tiles.RAISED)[None, :]
+        k *= left
+        _store_whole(k_in_ptr + i * R * BLOCK, k * entering, BLOCK)
+        right = _right_of(kept, ends, right.to(DTYPE), anchor, i)
+        if i + 1 < TILES:
+            kept, ends = kept + (_packed(far, KEPT),), ends + (total,)
+        else:  # they leave here
+            _store_whole(k_out_ptr + i * R * BLOCK, far, BLOCK)
+        dots = tl.dot(_stack(q.to(DTYPE), k.to(DTYPE)), tl.trans(right))
+        _store_pairs(dots, beta, scores_ptr + i * R * C, lower_ptr + i * R * C, i * R)
+    for i in tl.static_range(TILES - 1):
+        far = _unpacked(kept[i]) * tl.exp2(total - ends[i])[None, :]
+        _store_whole(k_out_ptr + i * R * BLOCK, far, BLOCK)
     tl.store(decay_ptr + program * BLOCK + column, tl.exp2(total))
 
 

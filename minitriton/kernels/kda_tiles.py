@@ -191,13 +191,19 @@ def _row_places(ptr, stride, rows, columns, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def load_tile(ptr, stride, rows, columns, BLOCK: tl.constexpr):
-    """[TILE, BLOCK] in fp32; zero beyond `rows` and `columns`.
+def load_raw(ptr, stride, rows, columns, BLOCK: tl.constexpr):
+    """[TILE, BLOCK] in the dtype of memory; zero beyond `rows` and `columns`.
 
     BLOCK: 32 per warp. TILE rows of `stride` have 32-bit offsets.
     """
     at, mask = _row_places(ptr, stride, rows, columns, BLOCK)
-    return _from_threads(tl.load(at, mask=mask, other=0.0), BLOCK).to(tl.float32)
+    return _from_threads(tl.load(at, mask=mask, other=0.0), BLOCK)
+
+
+@triton.jit
+def load_tile(ptr, stride, rows, columns, BLOCK: tl.constexpr):
+    """`load_raw` in fp32."""
+    return load_raw(ptr, stride, rows, columns, BLOCK).to(tl.float32)
 
 
 @triton.jit
