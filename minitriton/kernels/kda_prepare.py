@@ -125,9 +125,9 @@ def _leave(k_out_ptr, sums_ptr, total, KEPT: tl.constexpr, BLOCK: tl.constexpr):
 @triton.jit(do_not_specialize=["tokens"])
 def bounded_kernel(
     q_ptr, k_ptr, g_ptr, beta_ptr, a_log_ptr, bias_ptr, chunk_ptr, q_in_ptr, k_in_ptr,
-    k_out_ptr, decay_ptr, lower_ptr, scores_ptr, sums_ptr, q_batch, q_token, q_head, k_batch,
-    k_token, k_head, g_batch, g_token, g_head, beta_batch, beta_token, beta_head, tokens, heads,
-    columns, scale, floor, BIASED: tl.constexpr, L2: tl.constexpr, SIGMOID: tl.constexpr,
+    k_out_ptr, decay_ptr, lower_ptr, scores_ptr, betas_ptr, sums_ptr, q_batch, q_token, q_head,
+    k_batch, k_token, k_head, g_batch, g_token, g_head, beta_batch, beta_token, beta_head, tokens,
+    heads, columns, scale, floor, BIASED: tl.constexpr, L2: tl.constexpr, SIGMOID: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Operands, scores and beta M of one chunk of one head.
@@ -150,6 +150,7 @@ def bounded_kernel(
     q_in_ptr, k_in_ptr, k_out_ptr = q_in_ptr + operand, k_in_ptr + operand, k_out_ptr + operand
     scores_ptr, lower_ptr = scores_ptr + square, lower_ptr + square
     sums_ptr += program * (TILES * BLOCK)
+    betas_ptr += program * tiles.CHUNK
     sharpness = tl.exp(tl.load(a_log_ptr + head).to(tl.float32))
     row, column = tl.arange(0, R), tl.arange(0, BLOCK)
     bias = tl.zeros([BLOCK], tl.float32)
@@ -184,6 +185,7 @@ def bounded_kernel(
         _store_tile(k_out_ptr + at, far.to(KEPT).to(DTYPE, bitcast=True), BLOCK)
         tl.store(sums_ptr + i * BLOCK + column, total)
         beta = _tile_beta(beta_ptr, beta_token, i * R, rows, SIGMOID)
+        tl.store(betas_ptr + i * R + row, tl.where(row < left_rows, beta, 0.0))
         at = i * (R * tiles.CHUNK)
         _pair(left_qk, right.to(DTYPE), beta, scores_ptr + at + i * R, lower_ptr + at + i * R, True)
         _earlier_pairs(
