@@ -293,15 +293,15 @@ def _scan_kernel(
         known, out = tl.zeros(wide, tl.float32), tl.zeros(wide, tl.float32)
         for p in tl.static_range(PARTS):
             entering = state[p].to(DTYPE)
+            if STORE_STATES:
+                at, exists = _state_places(key, column, p, keys, columns, columns, 1, False, PART)
+                states_at = states_ptr + tile * (keys * columns) + at
+                tl.store(states_at, _turn(entering, TURNED), mask=exists)
             k_in = tl.load(k_in_ptr + p * PART + operand + operand_at)
             known = _times(k_in, entering, known, TURNED, PRECISION)
             if STORE_OUT:
                 q_in = tl.load(q_in_ptr + p * PART + operand + operand_at)
                 out = _times(q_in, entering, out, TURNED, PRECISION)
-            if STORE_STATES:
-                at, exists = _state_places(key, column, p, keys, columns, columns, 1, False, PART)
-                states_at = states_ptr + tile * (keys * columns) + at
-                tl.store(states_at, _turn(entering, TURNED), mask=exists)
         exists = row < rows
         residual = (_turn(v, TURNED).to(tl.float32) - known) * _down(beta, TURNED)
         residual = tl.where(_down(exists, TURNED), residual, 0.0).to(DTYPE)
