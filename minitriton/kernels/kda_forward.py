@@ -202,7 +202,7 @@ def _down(x, TURNED: tl.constexpr):
 
 @triton.jit
 def _times(x, held, total, TURNED: tl.constexpr, PRECISION: tl.constexpr):
-    """total + x held, of which total, held and the result are transposed if TURNED."""
+    """total (or None) + x held, of which total, held and the result are transposed if TURNED."""
     if TURNED:
         return tl.dot(held, tl.trans(x), total, input_precision=PRECISION)
     return tl.dot(x, held, total, input_precision=PRECISION)
@@ -235,6 +235,67 @@ def _load_state(ptr, key, column, keys, columns, key_stride, column_stride,
 
 
 @triton.jit
+def _rounded(state, DTYPE: tl.constexpr, PARTS: tl.constexpr):
+    """The parts of a state as operands of products."""
+    made = ()
+    for p in tl.static_range(PARTS):
+        made = made + (state[p].to(DTYPE),)
+    return made
+
+
+@triton.jit
+def _store_state(ptr, state, key, column, keys, columns, key_stride, column_stride,
+                 TURNED: tl.constexpr, TURNS: tl.constexpr, PARTS: tl.constexpr,
+                 PART: tl.constexpr):  # fmt: skip
+    """Writes a state; TURNS: it is turned for that, as rows of [keys, columns] are long."""
+    for p in tl.static_range(PARTS):
+        at, inside = _state_places(
+            key, column, p, keys, columns, key_stride, column_stride, TURNED != TURNS, PART
+        )
+        tl.store(ptr + at, _turn(state[p], TURNS), mask=inside)
+
+
+@triton.jit
+def _read(entering, k_in_at, q_in_at, VALUES: tl.constexpr, STORE_OUT: tl.constexpr,
+          TURNED: tl.constexpr, PRECISION: tl.constexpr, PARTS: tl.constexpr,
+          PART: tl.constexpr):  # fmt: skip
+    """What the keys and, with STORE_OUT, the queries of a chunk read from the state before it."""
+    wide: tl.constexpr = [VALUES, tiles.CHUNK] if TURNED else [tiles.CHUNK, VALUES]
+    known, out = tl.zeros(wide, tl.float32), tl.zeros(wide, tl.float32)
+    for p in tl.static_range(PARTS):
+        k_in = tl.load(k_in_at + p * PART)
+        known = _times(k_in, entering[p], known, TURNED, PRECISION)
+        if STORE_OUT:
+            q_in = tl.load(q_in_at + p * PART)
+            out = _times(q_in, entering[p], out, TURNED, PRECISION)
+    return known, out
+
+
+@triton.jit
+def _load_parts(at, PARTS: tl.constexpr, PART: tl.constexpr):
+    parts = ()
+    for p in tl.static_range(PARTS):
+        parts = parts + (tl.load(at + p * PART),)
+    return parts
+
+
+@triton.jit
+def _residual(v, known, beta, TURNED: tl.constexpr):
+    """beta (v - known), fp32; v is not turned, and anything at all where beta is 0."""
+    beta = _down(beta, TURNED)
+    return tl.where(beta != 0.0, (_turn(v, TURNED).to(tl.float32) - known) * beta, 0.0)
+
+
+@triton.jit
+def _store_rows(ptr, x, rows, column, columns, stride, TURNED: tl.constexpr):
+    """Writes x [CHUNK, VALUES], or its transpose, where there are `rows` and `columns`."""
+    row = tl.arange(0, tiles.CHUNK)[:, None]
+    mask = (row < rows) & (column[None, :] < columns)
+    x = _turn(x.to(ptr.dtype.element_ty), TURNED)
+    tl.store(ptr + (row * stride + column[None, :]), x, mask=mask)
+
+
+@triton.jit
 def _advance(state, values, k_out_at, decays, TURNED: tl.constexpr, PRECISION: tl.constexpr,
              PARTS: tl.constexpr, PART: tl.constexpr):  # fmt: skip
     """The state after a chunk, in parts like `state`."""
@@ -251,13 +312,16 @@ def _advance(state, values, k_out_at, decays, TURNED: tl.constexpr, PRECISION: t
 def _scan_kernel(
     q_in_ptr, k_in_ptr, k_out_ptr, decay_ptr, inverse_ptr, scores_ptr, beta_ptr, v_ptr, chunk_ptr,
     sequence_ptr, initial_ptr, out_ptr, final_ptr, states_ptr, values_ptr, v_batch, v_token, v_head,
-    tokens, heads, keys, columns, key_stride, column_stride, INITIAL: tl.constexpr,
-    STORE_OUT: tl.constexpr, STORE_STATES: tl.constexpr, TURNED: tl.constexpr,
-    PRECISION: tl.constexpr, BLOCK: tl.constexpr, VALUES: tl.constexpr, PART: tl.constexpr,
-    STAGES: tl.constexpr,
+    tokens, heads, keys: tl.constexpr, columns: tl.constexpr, key_stride: tl.constexpr,
+    column_stride: tl.constexpr, INITIAL: tl.constexpr, STORE_OUT: tl.constexpr,
+    STORE_STATES: tl.constexpr, TURNED: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK: tl.constexpr, VALUES: tl.constexpr, PART: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """TURNED: the state and all that has V columns is held transposed, so that whole warpgroups
-    multiply what they hold in registers with operands as they lie in memory."""
+    multiply what they hold in registers with operands as they lie in memory.
+
+    Sizes and strides of a state are constants, since offsets in it would take registers.
+    """
     sequence, head = (tl.program_id(0) // heads).to(tl.int64), tl.program_id(0) % heads
     DTYPE: tl.constexpr = q_in_ptr.dtype.element_ty
     PARTS: tl.constexpr = BLOCK // PART
@@ -274,6 +338,7 @@ def _scan_kernel(
     square_at = row[:, None] * tiles.CHUNK + row[None, :]
     begin, count = tl.load(sequence_ptr + 2 * sequence), tl.load(sequence_ptr + 2 * sequence + 1)
     tl.assume(begin >= 0)
+    rounded = _rounded(state, DTYPE, PARTS)
     for chunk in tl.range(begin, begin + count, num_stages=STAGES):
         first, rows = tl.load(chunk_ptr + 3 * chunk + 1), tl.load(chunk_ptr + 3 * chunk + 2)
         tl.assume(first >= 0)
@@ -281,52 +346,39 @@ def _scan_kernel(
         tile = chunk.to(tl.int64) * heads + head
         operand, square = tile * (tiles.CHUNK * BLOCK), tile * (tiles.CHUNK * tiles.CHUNK)
         beta = tl.load(beta_ptr + tile * tiles.CHUNK + row)
-        decays = ()
-        for p in tl.static_range(PARTS):
-            decays = decays + (tl.load(decay_ptr + tile * BLOCK + p * PART + key),)
-        v_at = v_ptr + batch * v_batch + token.to(tl.int64) * v_token + head.to(tl.int64) * v_head
-        v_at += row.to(tl.int64)[:, None] * v_token + column[None, :]
-        # rows of other sequences come along, since TMA can leave out only what is beyond the tensor
-        v = tl.load(v_at, mask=(token + row < tokens)[:, None] & inside, other=0.0)
-
-        wide: tl.constexpr = [VALUES, tiles.CHUNK] if TURNED else [tiles.CHUNK, VALUES]
-        known, out = tl.zeros(wide, tl.float32), tl.zeros(wide, tl.float32)
-        for p in tl.static_range(PARTS):
-            entering = state[p].to(DTYPE)
-            if STORE_STATES:
-                at, exists = _state_places(key, column, p, keys, columns, columns, 1, False, PART)
-                states_at = states_ptr + tile * (keys * columns) + at
-                tl.store(states_at, _turn(entering, TURNED), mask=exists)
-            k_in = tl.load(k_in_ptr + p * PART + operand + operand_at)
-            known = _times(k_in, entering, known, TURNED, PRECISION)
-            if STORE_OUT:
-                q_in = tl.load(q_in_ptr + p * PART + operand + operand_at)
-                out = _times(q_in, entering, out, TURNED, PRECISION)
-        exists = row < rows
-        residual = (_turn(v, TURNED).to(tl.float32) - known) * _down(beta, TURNED)
-        residual = tl.where(_down(exists, TURNED), residual, 0.0).to(DTYPE)
+        decays = _load_parts(decay_ptr + tile * BLOCK + key, PARTS, PART)
+        v_at = v_ptr + batch * v_batch + head.to(tl.int64) * v_head + column[None, :]
+        at = (token + row)[:, None]
+        # with rows of the next sequence: TMA leaves out only what is outside of the tensor
+        v = tl.load(v_at + at.to(tl.int64) * v_token, mask=(at < tokens) & inside, other=0.0)
+        if STORE_STATES:
+            _store_state(
+                states_ptr + tile * (keys * columns), rounded, key, column, keys, columns, columns,
+                1, TURNED, TURNED, PARTS, PART,
+            )  # fmt: skip
+        entering = rounded if STORE_STATES else _rounded(state, DTYPE, PARTS)
+        known, out = _read(
+            entering, k_in_ptr + operand + operand_at, q_in_ptr + operand + operand_at, VALUES,
+            STORE_OUT, TURNED, PRECISION, PARTS, PART,
+        )  # fmt: skip
+        residual = _residual(v, known, beta, TURNED).to(DTYPE)
         inverse = tl.load(inverse_ptr + square + square_at)
-        values = tl.zeros(wide, tl.float32)
-        values = _times(inverse, residual, values, TURNED, PRECISION).to(DTYPE)
-        mask = exists[:, None] & inside
-        out_at = (first.to(tl.int64) * heads + head) * columns + (
-            row[:, None] * (heads * columns) + column[None, :]
-        )
+        values = _times(inverse, residual, None, TURNED, PRECISION).to(DTYPE)
+        place = (first.to(tl.int64) * heads + head) * columns
         if STORE_OUT:
             scores = tl.load(scores_ptr + square + square_at)
             out = _times(scores, values, out, TURNED, PRECISION)
         at = k_out_ptr + operand + operand_at
         state = _advance(state, values, at, decays, TURNED, PRECISION, PARTS, PART)
         if STORE_OUT:
-            made = _turn(out.to(out_ptr.dtype.element_ty), TURNED)
-            tl.store(out_ptr + out_at, made, mask=mask)
-        if STORE_STATES:
-            tl.store(values_ptr + out_at, _turn(values, TURNED), mask=mask)
-    for p in tl.static_range(PARTS):
-        at, exists = _state_places(
-            key, column, p, keys, columns, key_stride, column_stride, TURNED, PART
-        )
-        tl.store(final_ptr + state_at + at, state[p], mask=exists)
+            _store_rows(out_ptr + place, out, rows, column, columns, heads * columns, TURNED)
+        if STORE_STATES:  # what is stored in the next iteration must not be in flight until then
+            rounded = _rounded(state, DTYPE, PARTS)
+            _store_rows(values_ptr + place, values, rows, column, columns, heads * columns, TURNED)
+    _store_state(
+        final_ptr + state_at, state, key, column, keys, columns, key_stride, column_stride, TURNED,
+        False, PARTS, PART,
+    )  # fmt: skip
 
 
 def block(keys: int) -> int:
@@ -379,7 +431,8 @@ def prepare_bounded(
     sums = torch.empty(count, heads, 4, width, dtype=torch.float32, device=q.device)
     bounded_kernel[(count * heads,)](
         q, k, g, beta, a_log, g if dt_bias is None else dt_bias, chunks.chunk, *made[:4], lower,
-        made.scores, made.beta, sums, *q.stride()[:3], *k.stride()[:3], *g.stride()[:3], *beta.stride(),
+        made.scores, made.beta, sums, *q.stride()[:3], *k.stride()[:3], *g.stride()[:3],
+        *beta.stride(),
         q.shape[1], heads, q.shape[3], options.scale, options.floor, BIASED=dt_bias is not None,
         L2=options.qk_l2norm, SIGMOID=options.beta_sigmoid, BLOCK=width, num_warps=4,
         maxnreg=registers if q.shape[3] == 128 else None,

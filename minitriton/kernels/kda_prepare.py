@@ -149,8 +149,7 @@ def bounded_kernel(
     operand, square = program * (tiles.CHUNK * BLOCK), program * (tiles.CHUNK * tiles.CHUNK)
     q_in_ptr, k_in_ptr, k_out_ptr = q_in_ptr + operand, k_in_ptr + operand, k_out_ptr + operand
     scores_ptr, lower_ptr = scores_ptr + square, lower_ptr + square
-    sums_ptr += program * (TILES * BLOCK)
-    betas_ptr += program * tiles.CHUNK
+    sums_ptr, betas_ptr = sums_ptr + program * (TILES * BLOCK), betas_ptr + program * tiles.CHUNK
     sharpness = tl.exp(tl.load(a_log_ptr + head).to(tl.float32))
     row, column = tl.arange(0, R), tl.arange(0, BLOCK)
     bias = tl.zeros([BLOCK], tl.float32)
