@@ -108,13 +108,12 @@ def _may_follow(
 ) -> bool:
     """Whether a write of the same memory may come before `op`: earlier in the program, or in a loop
     around both, unless that promises that they are apart."""
-    last, entry = order[op], next(iter(order)).parent.regions[0].blocks[0]
-    around = op.parent.operation
+    last, around = order[op], op.parent.operation
     while around.name != "func.func":
         if around.name != "scf.if":
             last = max(last, *(order[inner] for inner in walk(around)))
         around = around.parent.operation
-    before = (write for write in writes if order[write] < last)
+    before, entry = (w for w in writes if order[w] < last), around.regions[0].blocks[0]
     return any(w.name != "mt.store" or not promised_apart(op, w, entry) for w in before)
 
 
