@@ -51,12 +51,33 @@ def may_overwrite(loop: ir.Operation, feeding: Sequence[ir.Operation], entry: ir
     return None in read | written or bool(read & written)
 
 
+def promised_apart(one: ir.Operation, other: ir.Operation, entry: ir.Block) -> bool:
+    """Whether a loop around a load and a store promises that they access different memory."""
+    bases = [base_of(op.operands[0], entry) for op in (one, other)]
+    return None not in bases and bases[0] != bases[1] and _promised(one, other)
+
+
+def _promised(one: ir.Operation, other: ir.Operation) -> bool:
+    """Whether a loop around both makes promises."""
+    others = _parents(other)
+    return any(_promises(op) for op in _parents(one) if op in others)
+
+
+def _parents(op: ir.Operation) -> list[ir.Operation]:
+    """The control flow around `op`, inner first."""
+    found = []
+    op = op.parent.operation
+    while op.name != "func.func":
+        found.append(op)
+        op = op.parent.operation
+    return found
+
+
 class GlobalOrder:
     """The accesses to global memory of one kernel, in program order."""
 
     def __init__(self, module: ir.Module) -> None:
         function = kernel_of(module)
-        self._function = function
         self._entry = function.regions[0].blocks[0]
         self._maps = read_specs(module.operation)
         watched = _READS | _ATOMICS | {"mt.store", "mt.effectful_asm"}
@@ -80,7 +101,7 @@ class GlobalOrder:
             if other.name == "mt.store":
                 if same:
                     return "another store may write the same memory"
-            elif after and (same or not self._promised(store, other)):
+            elif after and (same or not _promised(store, other)):
                 return "a later load may read what it stores"
         return None
 
@@ -98,7 +119,7 @@ class GlobalOrder:
 
     def _may_follow(self, first: ir.Operation, second: ir.Operation) -> bool:
         """Whether `second` may run after `first` has."""
-        around, others = self._parents(first), self._parents(second)
+        around, others = _parents(first), _parents(second)
         shared = [op for op in around if op in others]
         if any(op.name in LOOPS and PROGRAMS not in op.attributes for op in shared):
             return True
@@ -109,19 +130,6 @@ class GlobalOrder:
         ):
             return False
         return self._numbers[first] < self._numbers[second]
-
-    def _promised(self, first: ir.Operation, second: ir.Operation) -> bool:
-        others = self._parents(second)
-        return any(_promises(op) for op in self._parents(first) if op in others)
-
-    def _parents(self, op: ir.Operation) -> list[ir.Operation]:
-        """The control flow around `op`, inner first."""
-        found = []
-        op = op.parent.operation
-        while op != self._function:
-            found.append(op)
-            op = op.parent.operation
-        return found
 
 
 def _side(op: ir.Operation, branch: ir.Operation) -> int:

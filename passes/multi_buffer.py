@@ -17,6 +17,7 @@ from minitriton.ir.mlir import ir
 from minitriton.passes.affine import AffineAnalysis
 from minitriton.passes.ahead_of_time import AheadOfTime
 from minitriton.passes.loop_arguments import give_results, with_arguments, yield_also
+from minitriton.passes.op_classes import is_elementwise
 from minitriton.passes.products_in_flight import (
     Flights,
     keep_in_flight,
@@ -31,6 +32,7 @@ from minitriton.passes.traversal import (
     attributes_of,
     fills_with_zero,
     int_array,
+    is_used,
     terminator_of,
 )
 from minitriton.passes.warpgroup_dots import use_warpgroups
@@ -316,6 +318,8 @@ def _replace_uses(value: Value, view: Value, slot: LinearLayout, builder: Builde
             moved = mover.op("mt.mem_trans", type_, [view], attributes_of(user))
             _replace_uses(user.results[0], moved, turned, mover)
             user.erase()
+        elif not _has_effect(user):
+            user.erase()
         else:
             plain = True
     if plain:
@@ -323,4 +327,10 @@ def _replace_uses(value: Value, view: Value, slot: LinearLayout, builder: Builde
 
 
 def _only_converted(value: Value) -> bool:
-    return all(use.owner.operation.name == "mt.convert_layout" for use in value.uses)
+    users = [use.owner.operation for use in value.uses]
+    return all(user.name == "mt.convert_layout" or not _has_effect(user) for user in users)
+
+
+def _has_effect(user: ir.Operation) -> bool:
+    """Whether an op does anything: layouts leave casts behind that others have replaced."""
+    return is_used(user) or not is_elementwise(user.name)

@@ -21,7 +21,7 @@ from minitriton.ir.axis_analysis import AxisFacts, analyse
 from minitriton.ir.conversion import storage_bits
 from minitriton.ir.dialect import element_of
 from minitriton.ir.encoding import layout_of
-from minitriton.ir.matrix_descriptor import ALIGNMENT
+from minitriton.ir.matrix_descriptor import ALIGNMENT, operand_span
 from minitriton.ir.mlir import ir
 from minitriton.ir.ragged import extent
 from minitriton.ir.target import Target
@@ -45,6 +45,7 @@ from minitriton.passes.traversal import (
     fills_with_zero,
     int_array,
     int_attribute,
+    is_used,
     kernel_of,
     ops_of,
     walk,
@@ -53,6 +54,7 @@ from minitriton.passes.warp_split import WarpSplit
 from minitriton.passes.warpgroup_dots import available, fits, operand_slots
 
 MIN_COPY_BYTES = 4  # cp.async moves 4, 8 or 16 bytes
+TURNED_BITS = 16  # of elements that ldmatrix transposes
 _UNPACKING = frozenset(("mt.join", "mt.reshape", "mt.trans", "mt.convert_layout"))
 
 
@@ -111,6 +113,8 @@ def _pipeline(
     body, entry = loop.regions[0].blocks[0], kernel_of(module).regions[0].blocks[0]
     if wgmma and any(map(fits, ops_of(body))):
         feeding += [op for op in ops_of(body) if _is_converted_row(op)]
+        if tma:
+            feeding += [op for op in ops_of(body) if op not in feeding and _is_turned(op)]
     if may_overwrite(loop, feeding, entry):
         add_remark(module, loop, "loop not pipelined: it may write memory that it reads")
         return False
@@ -181,6 +185,10 @@ def _staged(module: ir.Module, feeding: list[ir.Operation], facts: _Facts) -> li
         if found:
             unrounded += found
             continue
+        turned = [s.load for s in staged if s.map is None and _is_turned(s.load)]
+        if turned:
+            chosen = [load for load in chosen if load not in turned]
+            continue
         plain = [s.load for s in staged if s.map is None]
         filled = [load for load in plain if not fills_with_zero(load)]
         narrow = [load for load in plain if _is_narrow(load, facts.axis) and load not in filled]
@@ -249,6 +257,9 @@ def _stage(loads: list[ir.Operation], unrounded: list[ir.Operation], facts: _Fac
         type_ = load.results[0].type
         shape = tuple(type_.shape)
         bits = storage_bits(bit_width(type_.element_type))
+        span = operand_span(shape, order, bits // 8) if _is_turned(load) else 0
+        if span and facts.tma and load not in slots:
+            slots[load] = layouts.shared_tma(shape, order, bits, span)
         alignment = ALIGNMENT if load in slots else 1
         slot = slots.get(load) or layouts.shared_for_mma_operand(
             shape, order, bits, _dot_operand(load)
@@ -303,6 +314,22 @@ def _is_converted_row(op: ir.Operation) -> bool:
     users = [use.owner.operation for use in op.results[0].uses]
     single = isinstance(element_of(op.results[0].type), ir.F32Type)
     return single and bool(users) and all(user.name == "mt.convert_layout" for user in users)
+
+
+def _is_turned(op: ir.Operation) -> bool:
+    """Whether `op` loads a tile of 16 bits that products do not read, only for its transpose."""
+    if op.name != "mt.load" or not is_tile(op.results[0]) or len(op.results[0].type.shape) != 2:
+        return False
+    turned = [use.owner.operation for use in op.results[0].uses]
+    users = [use.owner.operation for user in turned for use in user.results[0].uses]
+    users = [user for user in users if is_used(user)]
+    return (
+        bit_width(element_of(op.results[0].type)) == TURNED_BITS
+        and bool(users)
+        and all(user.name == "mt.trans" for user in turned)
+        and all(user.name == "mt.convert_layout" for user in users)
+        and _dot_operand(op) is None
+    )
 
 
 def _is_unpacked(load: ir.Operation) -> bool:

@@ -14,6 +14,7 @@ from minitriton.ir.diagnostics import InternalError
 from minitriton.ir.mlir import ir
 from minitriton.ir.target import Target
 from minitriton.ir.warp_roles import PRODUCER, PRODUCER_SUFFIX, ROW_GROUPS
+from minitriton.passes.global_order import promised_apart
 from minitriton.passes.op_classes import (
     MEMORY_ACCESS,
     is_pure,
@@ -105,14 +106,15 @@ class Slice:
 def _may_follow(
     op: ir.Operation, writes: list[ir.Operation], order: dict[ir.Operation, int]
 ) -> bool:
-    """Whether a write may come before `op`: earlier in the program, or in a loop around both."""
-    last = order[op]
-    around = op.parent.operation
+    """Whether a write of the same memory may come before `op`: earlier in the program, or in a loop
+    around both, unless that promises that they are apart."""
+    last, around = order[op], op.parent.operation
     while around.name != "func.func":
         if around.name != "scf.if":
             last = max(last, *(order[inner] for inner in walk(around)))
         around = around.parent.operation
-    return any(order[write] < last for write in writes)
+    before, entry = (w for w in writes if order[w] < last), around.regions[0].blocks[0]
+    return any(w.name != "mt.store" or not promised_apart(op, w, entry) for w in before)
 
 
 def add_producer(module: ir.Module, target: Target, options: PassOptions) -> None:

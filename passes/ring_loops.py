@@ -34,7 +34,7 @@ from minitriton.passes.multi_buffer import (
     next_slot,
     read_from,
 )
-from minitriton.passes.op_classes import MOVES
+from minitriton.passes.op_classes import MOVES, is_tile
 from minitriton.passes.products_in_flight import (
     ACCUMULATOR,
     Flights,
@@ -44,11 +44,11 @@ from minitriton.passes.products_in_flight import (
     take_results,
 )
 from minitriton.passes.rings import Ring, RingSet, SlotSpec
-from minitriton.passes.shared_usage import VIEWS
+from minitriton.passes.shared_usage import VIEWS, scratch_of
 from minitriton.passes.slots import barrier_at
 from minitriton.passes.tensor_maps import MapPlan
 from minitriton.passes.tma_copies import copy_boxes, described
-from minitriton.passes.traversal import Value, around_in, defining_op, ops_of, terminator_of
+from minitriton.passes.traversal import Value, around_in, defining_op, ops_of, terminator_of, walk
 from minitriton.passes.warpgroup_dots import use_warpgroups
 
 
@@ -273,7 +273,7 @@ def _for_group(rebuild: Rebuild, group: Value | None) -> Rebuild:
 def _take_turns(loop: ir.Operation, flights: Flights) -> bool:
     """Where products are waited for before arithmetic, the warpgroups take turns: one multiplies
     while others calculate. A loop begins, and ends, with the turn of the first warpgroup
-    (`Rings.take_turns`). Whether they do.
+    (`Rings.take_turns`). Whether they do: not where all would have to meet during a turn.
     Source: Shah et al., FlashAttention-3, arXiv 2407.08608, section 3.1."""
     ops = ops_of(loop.regions[0].blocks[0])
     dots = [op for op in ops if op.name == "mt.warpgroup_dot"]
@@ -284,6 +284,10 @@ def _take_turns(loop: ir.Operation, flights: Flights) -> bool:
         return False
     before = [dot for dot in dots if ops.index(dot) < ops.index(end)]
     later = dots[len(before) :]
+    first, last = ops.index((later or dots)[0]), ops.index(before[-1])
+    turn = [*ops[: last + 1], *ops[first:]] if later else ops[first : last + 1]
+    if any(map(_meets, turn)):
+        return False
     # those after the arithmetic go together with those before it, of the next iteration
     Builder(ir.InsertionPoint((later or dots)[0]), loop.location).create("mt.turn_wait", [], [])
     after(before[-1]).create("mt.turn_pass", [], [])
@@ -292,6 +296,14 @@ def _take_turns(loop: ir.Operation, flights: Flights) -> bool:
         around.create("mt.turn_wait", [], [])
         after(loop).create("mt.turn_pass", [], [])
     return True
+
+
+def _meets(op: ir.Operation) -> bool:
+    """Whether all warps that hold tiles may have to meet for `op`; stores do in copies by TMA."""
+    if op.name in ("mt.store", "mt.barrier"):
+        return len(op.operands) == 0 or is_tile(op.operands[0])
+    scratch = scratch_of(op)
+    return any(map(_meets, walk(op))) or (scratch is not None and scratch.barrier)
 
 
 class _Consumer:

@@ -214,6 +214,9 @@ def _described(module: ir.Module, analysis: AffineAnalysis) -> list[_Store]:
         tile = _tile(op, order[0], facts)
         if tile is None:
             continue
+        if _is_beside_flights(op):
+            _leave(module, op, "products are in flight beside it")
+            continue
         try:
             plan = _plan(op, order, analysis, facts)
         except NotAffine as reason:
@@ -221,6 +224,13 @@ def _described(module: ir.Module, analysis: AffineAnalysis) -> list[_Store]:
             continue
         found.append(_Store(op, tile, order, plan, outermost_loop(op)))
     return found
+
+
+def _is_beside_flights(store: ir.Operation) -> bool:
+    """Whether the loop body that holds `store` has products in flight: ptxas may then wait for each
+    wgmma, and every iteration would wait until what the last one stored is there."""
+    dots = (op for op in ops_of(store.block) if op.name == "mt.warpgroup_dot")
+    return any("mt.in_flight" in dot.attributes for dot in dots)
 
 
 def _fitted(module: ir.Module, stores: Sequence[_Store], target: Target) -> list[_Copy]:

@@ -231,7 +231,7 @@ def _kda_op(
         None if x is None else x.contiguous() for x in (a_log, dt_bias, initial)
     )
     operands = prepare(q, k, g, beta, a_log, dt_bias, options, chunks)
-    scan(operands, v, beta, initial, options, chunks, Results(out, final, None, None))
+    scan(operands, v, initial, options, chunks, Results(out, final, None, None))
     return out, final
 
 

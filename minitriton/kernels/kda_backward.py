@@ -62,7 +62,7 @@ def backward(
     shape = (len(chunks.sequence), heads, columns, keys)
     final = q.new_empty(shape, dtype=torch.float32)
     operands = prepare(q, k, g, beta, a_log, dt_bias, options, chunks)
-    scan(operands, v, beta, initial, options, chunks, Results(out, final, states, values))
+    scan(operands, v, initial, options, chunks, Results(out, final, states, values))
     reverse_scan(
         operands, dout, beta, dfinal, None if initial is None else dinitial, options, chunks,
         dstates, x,

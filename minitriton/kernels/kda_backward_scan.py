@@ -93,7 +93,7 @@ def reverse_scan(
     wide = min(wide, block(columns))
     if programs:
         _reverse_scan_kernel[(programs, triton.cdiv(columns, wide))](
-            *operands, dout, beta, chunks.chunk, chunks.sequence, dfinal, dinitial, dstates, x,
+            *operands[:6], dout, beta, chunks.chunk, chunks.sequence, dfinal, dinitial, dstates, x,
             *dout.stride()[:3], *beta.stride(), x.shape[1], heads, keys, columns,
             *((1, keys) if options.value_major else (columns, 1)), SIGMOID=options.beta_sigmoid,
             PRECISION="tf32x3" if exact else "tf32", BLOCK=operands.q_in.shape[3], VALUES=wide,

@@ -21,12 +21,13 @@ import torch
 import minitriton as triton
 import minitriton.language as tl
 from minitriton.kernels import kda_tiles as tiles
-from minitriton.kernels.devices import since_hopper
+from minitriton.kernels.devices import has_warpgroups, since_hopper
 from minitriton.kernels.kda_chunks import CHUNK, Chunks
 from minitriton.kernels.kda_prepare import bounded_kernel, inverse_kernel
 
 WIDEST = 64  # columns of V that a program of the scan holds, at most
 REGISTERS = 168  # of a thread of bounded_kernel: three programs fit a processor; others may spill
+TURNED = 64  # columns of V that a warpgroup holds as rows
 FARTHEST = 2**25  # tokens closer than this, in elements, have 32-bit offsets within a chunk
 PROGRAMS = 132  # that the scan should have at least, an H200's processors: else narrower ones
 
@@ -56,6 +57,7 @@ class Operands(NamedTuple):
     decay: torch.Tensor  # [NC, H, BK] fp32
     inverse: torch.Tensor  # [NC, H, C, C] in the products' dtype, as scores
     scores: torch.Tensor
+    beta: torch.Tensor  # [NC, H, C] fp32, zeros beyond a chunk's rows
 
 
 @triton.jit
@@ -135,9 +137,9 @@ def _lengths(q_ptr, k_ptr, q_token, k_token, rows, columns, BLOCK: tl.constexpr,
 @triton.jit(do_not_specialize=["tokens"])
 def _prepare_kernel(
     q_ptr, k_ptr, g_ptr, beta_ptr, a_log_ptr, bias_ptr, chunk_ptr, q_in_ptr, k_in_ptr,
-    k_out_ptr, decay_ptr, inverse_ptr, scores_ptr, q_batch, q_token, q_head, k_batch, k_token,
-    k_head, g_batch, g_token, g_head, beta_batch, beta_token, beta_head, tokens, heads, columns,
-    scale, floor, GATE: tl.constexpr, BIASED: tl.constexpr, L2: tl.constexpr,
+    k_out_ptr, decay_ptr, inverse_ptr, scores_ptr, betas_ptr, q_batch, q_token, q_head, k_batch,
+    k_token, k_head, g_batch, g_token, g_head, beta_batch, beta_token, beta_head, tokens, heads,
+    columns, scale, floor, GATE: tl.constexpr, BIASED: tl.constexpr, L2: tl.constexpr,
     SIGMOID: tl.constexpr, FINEST: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr,
     PART: tl.constexpr,
 ):  # fmt: skip
@@ -181,45 +183,144 @@ def _prepare_kernel(
     at = program * (tiles.CHUNK * tiles.CHUNK) + (row * tiles.CHUNK + other)
     tl.store(scores_ptr + at, p.to(DTYPE))
     beta = tiles.load_beta(beta_ptr, beta_token, rows, SIGMOID)
+    tl.store(betas_ptr + program * tiles.CHUNK + tl.arange(0, tiles.CHUNK), beta)
     inverse = _unit_inverse(m * beta[:, None], PRECISION)
     tl.store(inverse_ptr + at, inverse.to(DTYPE))
 
 
 @triton.jit
-def _load_state(at, key, inside, key_stride, keys, INITIAL: tl.constexpr, PARTS: tl.constexpr,
-                PART: tl.constexpr, VALUES: tl.constexpr):  # fmt: skip
-    """The state before the first chunk, PARTS tiles [PART, VALUES]; zeros without INITIAL."""
+def _turn(x, TURNED: tl.constexpr):
+    return tl.trans(x) if TURNED else x
+
+
+@triton.jit
+def _down(x, TURNED: tl.constexpr):
+    """Numbers of rows: a column, or a row of what is transposed."""
+    return x[None, :] if TURNED else x[:, None]
+
+
+@triton.jit
+def _times(x, held, total, TURNED: tl.constexpr, PRECISION: tl.constexpr):
+    """total (or None) + x held, of which total, held and the result are transposed if TURNED."""
+    if TURNED:
+        return tl.dot(held, tl.trans(x), total, input_precision=PRECISION)
+    return tl.dot(x, held, total, input_precision=PRECISION)
+
+
+@triton.jit
+def _state_places(key, column, p, keys, columns, key_stride, column_stride, TURNED: tl.constexpr,
+                  PART: tl.constexpr):  # fmt: skip
+    """Where part `p` of a state lies from its first element on, and which elements exist."""
+    key, column = _down(key, TURNED), _down(column, not TURNED)
+    at = (p * PART + key) * key_stride + column * column_stride
+    return at, (key < keys - p * PART) & (column < columns)
+
+
+@triton.jit
+def _load_state(ptr, key, column, keys, columns, key_stride, column_stride,
+                INITIAL: tl.constexpr, TURNED: tl.constexpr, PARTS: tl.constexpr,
+                PART: tl.constexpr):  # fmt: skip
+    """The state before the first chunk, in PARTS tiles; zeros without INITIAL."""
     state = ()
     for p in tl.static_range(PARTS):
+        at, inside = _state_places(
+            key, column, p, keys, columns, key_stride, column_stride, TURNED, PART
+        )
         if INITIAL:
-            mask = (key < keys - p * PART) & inside
-            state = state + (tl.load(at + p * PART * key_stride, mask=mask, other=0.0),)
+            state = state + (tl.load(ptr + at, mask=inside, other=0.0),)
         else:
-            state = state + (tl.zeros([PART, VALUES], tl.float32),)
+            state = state + (tl.zeros(at.shape, tl.float32),)
     return state
 
 
 @triton.jit
-def _advance(state, values, k_out_at, decay_at, PRECISION: tl.constexpr, PARTS: tl.constexpr,
-             PART: tl.constexpr):  # fmt: skip
+def _rounded(state, DTYPE: tl.constexpr, PARTS: tl.constexpr):
+    """The parts of a state as operands of products."""
+    made = ()
+    for p in tl.static_range(PARTS):
+        made = made + (state[p].to(DTYPE),)
+    return made
+
+
+@triton.jit
+def _store_state(ptr, state, key, column, keys, columns, key_stride, column_stride,
+                 TURNED: tl.constexpr, TURNS: tl.constexpr, PARTS: tl.constexpr,
+                 PART: tl.constexpr):  # fmt: skip
+    """Writes a state; TURNS: it is turned for that, as rows of [keys, columns] are long."""
+    for p in tl.static_range(PARTS):
+        at, inside = _state_places(
+            key, column, p, keys, columns, key_stride, column_stride, TURNED != TURNS, PART
+        )
+        tl.store(ptr + at, _turn(state[p], TURNS), mask=inside)
+
+
+@triton.jit
+def _read(entering, k_in_at, q_in_at, VALUES: tl.constexpr, STORE_OUT: tl.constexpr,
+          TURNED: tl.constexpr, PRECISION: tl.constexpr, PARTS: tl.constexpr,
+          PART: tl.constexpr):  # fmt: skip
+    """What the keys and, with STORE_OUT, the queries of a chunk read from the state before it."""
+    wide: tl.constexpr = [VALUES, tiles.CHUNK] if TURNED else [tiles.CHUNK, VALUES]
+    known, out = tl.zeros(wide, tl.float32), tl.zeros(wide, tl.float32)
+    for p in tl.static_range(PARTS):
+        k_in = tl.load(k_in_at + p * PART)
+        known = _times(k_in, entering[p], known, TURNED, PRECISION)
+        if STORE_OUT:
+            q_in = tl.load(q_in_at + p * PART)
+            out = _times(q_in, entering[p], out, TURNED, PRECISION)
+    return known, out
+
+
+@triton.jit
+def _load_parts(at, PARTS: tl.constexpr, PART: tl.constexpr):
+    parts = ()
+    for p in tl.static_range(PARTS):
+        parts = parts + (tl.load(at + p * PART),)
+    return parts
+
+
+@triton.jit
+def _residual(v, known, beta, TURNED: tl.constexpr):
+    """beta (v - known), fp32; v is not turned, and anything at all where beta is 0."""
+    beta = _down(beta, TURNED)
+    return tl.where(beta != 0.0, (_turn(v, TURNED).to(tl.float32) - known) * beta, 0.0)
+
+
+@triton.jit
+def _store_rows(ptr, x, rows, column, columns, stride, TURNED: tl.constexpr):
+    """Writes x [CHUNK, VALUES], or its transpose, where there are `rows` and `columns`."""
+    row = tl.arange(0, tiles.CHUNK)[:, None]
+    mask = (row < rows) & (column[None, :] < columns)
+    x = _turn(x.to(ptr.dtype.element_ty), TURNED)
+    tl.store(ptr + (row * stride + column[None, :]), x, mask=mask)
+
+
+@triton.jit
+def _advance(state, values, k_out_at, decays, TURNED: tl.constexpr, PRECISION: tl.constexpr,
+             PARTS: tl.constexpr, PART: tl.constexpr):  # fmt: skip
     """The state after a chunk, in parts like `state`."""
     leaving = ()
     for p in tl.static_range(PARTS):
-        k_out = tl.trans(tl.load(k_out_at + p * PART))
-        decayed = state[p] * tl.load(decay_at + p * PART)[:, None]
-        leaving = leaving + (tl.dot(k_out, values, decayed, input_precision=PRECISION),)
+        k_out = tl.load(k_out_at + p * PART)
+        decayed = state[p] * _down(decays[p], TURNED)
+        left, right = (values, k_out) if TURNED else (tl.trans(k_out), values)
+        leaving = leaving + (tl.dot(left, right, decayed, input_precision=PRECISION),)
     return leaving
 
 
 @triton.jit(do_not_specialize=["tokens"])
 def _scan_kernel(
-    q_in_ptr, k_in_ptr, k_out_ptr, decay_ptr, inverse_ptr, scores_ptr, v_ptr, beta_ptr, chunk_ptr,
+    q_in_ptr, k_in_ptr, k_out_ptr, decay_ptr, inverse_ptr, scores_ptr, beta_ptr, v_ptr, chunk_ptr,
     sequence_ptr, initial_ptr, out_ptr, final_ptr, states_ptr, values_ptr, v_batch, v_token, v_head,
-    beta_batch, beta_token, beta_head, tokens, heads, keys, columns, key_stride, column_stride,
-    SIGMOID: tl.constexpr, INITIAL: tl.constexpr, STORE_OUT: tl.constexpr,
-    STORE_STATES: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr,
-    VALUES: tl.constexpr, PART: tl.constexpr, STAGES: tl.constexpr,
+    tokens, heads, keys: tl.constexpr, columns: tl.constexpr, key_stride: tl.constexpr,
+    column_stride: tl.constexpr, INITIAL: tl.constexpr, STORE_OUT: tl.constexpr,
+    STORE_STATES: tl.constexpr, TURNED: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK: tl.constexpr, VALUES: tl.constexpr, PART: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
+    """TURNED: the state and all that has V columns is held transposed, so that whole warpgroups
+    multiply what they hold in registers with operands as they lie in memory.
+
+    Sizes and strides of a state are constants, since offsets in it would take registers.
+    """
     sequence, head = (tl.program_id(0) // heads).to(tl.int64), tl.program_id(0) % heads
     DTYPE: tl.constexpr = q_in_ptr.dtype.element_ty
     PARTS: tl.constexpr = BLOCK // PART
@@ -227,56 +328,56 @@ def _scan_kernel(
     column = tl.program_id(1) * VALUES + tl.arange(0, VALUES)
     inside = column[None, :] < columns
     state_at = (sequence * heads + head) * (keys * columns)
-    state_at += key[:, None] * key_stride + column[None, :] * column_stride
     # the state in parts of K, which products take one after the other: registers would spill
     state = _load_state(
-        initial_ptr + state_at, key[:, None], inside, key_stride, keys, INITIAL, PARTS, PART, VALUES
-    )
+        initial_ptr + state_at, key, column, keys, columns, key_stride, column_stride, INITIAL,
+        TURNED, PARTS, PART,
+    )  # fmt: skip
     operand_at = row[:, None] * BLOCK + key[None, :]
     square_at = row[:, None] * tiles.CHUNK + row[None, :]
     begin, count = tl.load(sequence_ptr + 2 * sequence), tl.load(sequence_ptr + 2 * sequence + 1)
+    tl.assume(begin >= 0)
+    rounded = _rounded(state, DTYPE, PARTS)
     for chunk in tl.range(begin, begin + count, num_stages=STAGES):
         first, rows = tl.load(chunk_ptr + 3 * chunk + 1), tl.load(chunk_ptr + 3 * chunk + 2)
-        batch, token = (first // tokens).to(tl.int64), (first % tokens).to(tl.int64)
+        tl.assume(first >= 0)
+        batch, token = (first // tokens).to(tl.int64), first % tokens
         tile = chunk.to(tl.int64) * heads + head
         operand, square = tile * (tiles.CHUNK * BLOCK), tile * (tiles.CHUNK * tiles.CHUNK)
-        beta_head_ptr = beta_ptr + batch * beta_batch + token * beta_token + head * beta_head
-        beta = tiles.load_beta(beta_head_ptr, beta_token, rows, SIGMOID)
-        mask = (row < rows)[:, None] & inside
-        v_at = v_ptr + batch * v_batch + token * v_token + head.to(tl.int64) * v_head
-        v_at += row.to(tl.int64)[:, None] * v_token + column[None, :]
-        v = tl.load(v_at, mask=mask, other=0.0).to(tl.float32)
-
-        known = -v
-        out = tl.zeros([tiles.CHUNK, VALUES], tl.float32)
-        for p in tl.static_range(PARTS):
-            entering = state[p].to(DTYPE)
-            k_in = tl.load(k_in_ptr + p * PART + operand + operand_at)
-            known = tl.dot(k_in, entering, known, input_precision=PRECISION)
-            if STORE_OUT:
-                q_in = tl.load(q_in_ptr + p * PART + operand + operand_at)
-                out = tl.dot(q_in, entering, out, input_precision=PRECISION)
-            if STORE_STATES:
-                at = (tile * keys + p * PART + key[:, None]) * columns + column[None, :]
-                state_mask = (key[:, None] < keys - p * PART) & inside
-                tl.store(states_ptr + at, entering, mask=state_mask)
-        residual = (known * -beta[:, None]).to(DTYPE)
+        beta = tl.load(beta_ptr + tile * tiles.CHUNK + row)
+        decays = _load_parts(decay_ptr + tile * BLOCK + key, PARTS, PART)
+        v_at = v_ptr + batch * v_batch + head.to(tl.int64) * v_head + column[None, :]
+        at = (token + row)[:, None]
+        # with rows of the next sequence: TMA leaves out only what is outside of the tensor
+        v = tl.load(v_at + at.to(tl.int64) * v_token, mask=(at < tokens) & inside, other=0.0)
+        if STORE_STATES:
+            _store_state(
+                states_ptr + tile * (keys * columns), rounded, key, column, keys, columns, columns,
+                1, TURNED, TURNED, PARTS, PART,
+            )  # fmt: skip
+        entering = rounded if STORE_STATES else _rounded(state, DTYPE, PARTS)
+        known, out = _read(
+            entering, k_in_ptr + operand + operand_at, q_in_ptr + operand + operand_at, VALUES,
+            STORE_OUT, TURNED, PRECISION, PARTS, PART,
+        )  # fmt: skip
+        residual = _residual(v, known, beta, TURNED).to(DTYPE)
         inverse = tl.load(inverse_ptr + square + square_at)
-        values = tl.dot(inverse, residual, input_precision=PRECISION).to(DTYPE)
-        out_at = (first.to(tl.int64) * heads + head) * columns + (
-            row[:, None] * (heads * columns) + column[None, :]
-        )
+        values = _times(inverse, residual, None, TURNED, PRECISION).to(DTYPE)
+        place = (first.to(tl.int64) * heads + head) * columns
         if STORE_OUT:
             scores = tl.load(scores_ptr + square + square_at)
-            out = tl.dot(scores, values, out, input_precision=PRECISION)
-            tl.store(out_ptr + out_at, out.to(out_ptr.dtype.element_ty), mask=mask)
-        if STORE_STATES:
-            tl.store(values_ptr + out_at, values, mask=mask)
+            out = _times(scores, values, out, TURNED, PRECISION)
         at = k_out_ptr + operand + operand_at
-        state = _advance(state, values, at, decay_ptr + tile * BLOCK + key, PRECISION, PARTS, PART)
-    for p in tl.static_range(PARTS):
-        mask = (key[:, None] < keys - p * PART) & inside
-        tl.store(final_ptr + p * PART * key_stride + state_at, state[p], mask=mask)
+        state = _advance(state, values, at, decays, TURNED, PRECISION, PARTS, PART)
+        if STORE_OUT:
+            _store_rows(out_ptr + place, out, rows, column, columns, heads * columns, TURNED)
+        if STORE_STATES:  # what is stored in the next iteration must not be in flight until then
+            rounded = _rounded(state, DTYPE, PARTS)
+            _store_rows(values_ptr + place, values, rows, column, columns, heads * columns, TURNED)
+    _store_state(
+        final_ptr + state_at, state, key, column, keys, columns, key_stride, column_stride, TURNED,
+        False, PARTS, PART,
+    )  # fmt: skip
 
 
 def block(keys: int) -> int:
@@ -295,7 +396,8 @@ def prepare(
     q_in, k_in, k_out = (q.new_empty(count, heads, CHUNK, width, dtype=dtype) for _ in range(3))
     decay = q.new_empty(count, heads, width, dtype=torch.float32)
     inverse, scores = (q.new_empty(count, heads, CHUNK, CHUNK, dtype=dtype) for _ in range(2))
-    made = Operands(q_in, k_in, k_out, decay, inverse, scores)
+    betas = q.new_empty(count, heads, CHUNK, dtype=torch.float32)
+    made = Operands(q_in, k_in, k_out, decay, inverse, scores, betas)
     if not count * heads:
         return made
     if options.finest == 16 and not exact:
@@ -326,7 +428,7 @@ def prepare_bounded(
     lower = torch.empty(made.inverse.shape, dtype=lower_dtype, device=q.device)
     bounded_kernel[(count * heads,)](
         q, k, g, beta, a_log, g if dt_bias is None else dt_bias, chunks.chunk, *made[:4], lower,
-        made.scores, *q.stride()[:3:2], *k.stride()[:3:2], *g.stride()[:3:2], *beta.stride(),
+        made.scores, made.beta, *q.stride()[:3:2], *k.stride()[:3:2], *g.stride()[:3:2], *beta.stride(),
         q.shape[1], heads, options.scale, options.floor, q.stride(1), k.stride(1), g.stride(1),
         q.shape[3], BIASED=dt_bias is not None, L2=options.qk_l2norm,
         SIGMOID=options.beta_sigmoid, BLOCK=width, num_warps=width // 32,
@@ -345,8 +447,8 @@ class Results(NamedTuple):
 
 
 def scan(
-    operands: Operands, v: torch.Tensor, beta: torch.Tensor, initial: torch.Tensor | None,
-    options: Options, chunks: Chunks, results: Results,
+    operands: Operands, v: torch.Tensor, initial: torch.Tensor | None, options: Options,
+    chunks: Chunks, results: Results,
 ) -> None:  # fmt: skip
     """Fills `results`. v: [B, T, H, V], last stride 1; initial: contiguous, laid out as `final`."""
     heads, columns = v.shape[2], v.shape[3]
@@ -358,24 +460,39 @@ def scan(
     states = final if results.states is None else results.states
     values = final if results.values is None else results.values
     exact = v.dtype == torch.float32
-    width = operands.q_in.shape[3]
-    wide, warps = _scan_tile(final.shape[0] * heads, columns, exact)
-    _scan_kernel[(final.shape[0] * heads, triton.cdiv(columns, wide))](
-        *operands, v, beta, chunks.chunk, chunks.sequence, final if initial is None else initial,
-        out, final, states, values, *v.stride()[:3], *beta.stride(), v.shape[1], heads, keys,
+    tile = scan_tile(final.shape[0] * heads, operands.q_in.shape[3], columns, v.dtype, v.device)
+    _scan_kernel[(final.shape[0] * heads, triton.cdiv(columns, tile.columns))](
+        *operands, v, chunks.chunk, chunks.sequence, final if initial is None else initial,
+        out, final, states, values, *v.stride()[:3], v.shape[1], heads, keys,
         columns, *((1, keys) if options.value_major else (columns, 1)),
-        SIGMOID=options.beta_sigmoid, INITIAL=initial is not None,
-        STORE_OUT=results.out is not None, STORE_STATES=results.states is not None,
-        PRECISION="tf32x3" if exact else "tf32", BLOCK=width, VALUES=wide,
-        PART=width if exact else min(64, width), STAGES=1 if exact else 2, num_warps=warps,
+        INITIAL=initial is not None, STORE_OUT=results.out is not None,
+        STORE_STATES=results.states is not None, TURNED=tile.turned,
+        PRECISION="tf32x3" if exact else "tf32", BLOCK=operands.q_in.shape[3],
+        VALUES=tile.columns, PART=tile.part, STAGES=tile.stages, num_warps=tile.warps,
     )  # fmt: skip
 
 
-def _scan_tile(sequences: int, columns: int, exact: bool) -> tuple[int, int]:
-    """(columns of V, warps) of a program of the scan, for so many sequences times heads."""
-    if exact:
-        return 16, 8
+class ScanTile(NamedTuple):
+    """How a program of the scan runs."""
+
+    columns: int  # of V
+    warps: int
+    part: int  # channels of K in a piece of the state
+    stages: int
+    turned: bool
+
+
+def scan_tile(
+    sequences: int, width: int, columns: int, dtype: torch.dtype, device: torch.device
+) -> ScanTile:
+    """For so many sequences times heads, K padded to `width`."""
+    if dtype == torch.float32:
+        return ScanTile(16, 8, width, 1, False)
+    part = min(64, width)
+    if has_warpgroups(device) and columns > TURNED // 2:
+        wide = TURNED if columns <= TURNED or 2 * sequences <= PROGRAMS else 2 * TURNED
+        return ScanTile(wide, wide // 16, width, 2, True)
     wide = min(WIDEST, max(16, triton.next_power_of_2(columns)))
     while wide > 16 and 2 * sequences * triton.cdiv(columns, wide) <= PROGRAMS:
         wide //= 2
-    return wide, 8 if wide == 64 else 4
+    return ScanTile(wide, 8 if wide == 64 else 4, part, 2, False)

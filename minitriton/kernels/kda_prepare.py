@@ -142,7 +142,7 @@ def _store_whole(ptr, x, BLOCK: tl.constexpr):
 @triton.jit(do_not_specialize=["tokens"])
 def bounded_kernel(
     q_ptr, k_ptr, g_ptr, beta_ptr, a_log_ptr, bias_ptr, chunk_ptr, q_in_ptr, k_in_ptr,
-    k_out_ptr, decay_ptr, lower_ptr, scores_ptr, q_batch, q_head, k_batch, k_head, g_batch, g_head,
+    k_out_ptr, decay_ptr, lower_ptr, scores_ptr, betas_ptr, q_batch, q_head, k_batch, k_head, g_batch, g_head,
     beta_batch, beta_token, beta_head, tokens, heads, scale, floor, q_token: tl.constexpr,
     k_token: tl.constexpr, g_token: tl.constexpr, columns: tl.constexpr, BIASED: tl.constexpr,
     L2: tl.constexpr, SIGMOID: tl.constexpr, BLOCK: tl.constexpr,
@@ -166,8 +166,9 @@ def bounded_kernel(
     operand, square = program * (C * BLOCK), program * (C * C)
     q_in_ptr, k_in_ptr, k_out_ptr = q_in_ptr + operand, k_in_ptr + operand, k_out_ptr + operand
     scores_ptr, lower_ptr = scores_ptr + square, lower_ptr + square
+    betas_ptr += program * C
     steep = -tiles.LOG2_E * tl.exp(tl.load(a_log_ptr + head).to(tl.float32))
-    column = tl.arange(0, BLOCK)
+    row, column = tl.arange(0, R), tl.arange(0, BLOCK)
     bias = tl.zeros([BLOCK], tl.float32)
     if BIASED:
         bias = tl.load(bias_ptr + head * columns + column, mask=column < columns, other=0.0)
@@ -184,6 +185,7 @@ def bounded_kernel(
         if i + 1 < TILES:  # brings the next rows near
             scales = _scales(q_ptr, k_ptr, q_token, k_token, (i + 1) * R, rows, columns, L2, BLOCK)
         beta = _tile_beta(beta_ptr, beta_token, i * R, rows, SIGMOID)
+        tl.store(betas_ptr + i * R + row, tl.where(row < rows - i * R, beta, 0.0))
         decay = _log2_decay(z, steep, bias, floor, rows - i * R)
         span = tl.cumsum(decay, axis=0) + tiles.RAISED
         whole, anchor = tl.sum(decay, axis=0), total

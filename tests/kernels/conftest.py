@@ -51,6 +51,7 @@ HOPPER_FILES = {
     "test_clusters",
     "test_row_groups",
     "test_library_gemm",
+    "test_library_kda_warpgroups",
 }  # and of files that do
 
 

@@ -270,3 +270,26 @@ def carried(
         if KIND != "a table in the loop":
             page = (page * 3 + 1) % M
     tl.store(c + (pid * B + rm)[:, None] * B + rm[None, :], acc)
+
+
+def recurrence(
+    b, v, out, last, table, n, T: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KIND: tl.constexpr
+):  # fmt: skip
+    """S <- S + (v^T - S b^T) b, tile by tile, with S [V, K]; KIND: what else there is."""
+    rt, rk, rv = tl.arange(0, T), tl.arange(0, K), tl.arange(0, V)
+    state = tl.zeros((V, K), tl.float32)
+    for step in tl.range(0, n, num_stages=2, warp_specialize=True):
+        first = tl.load(table + step)
+        tl.assume(first >= 0)
+        x = tl.load(b + (step * T + rt)[:, None] * K + rk[None, :])
+        y = tl.load(v + (first + rt)[:, None] * V + rv[None, :])
+        if KIND == "used as it comes":
+            y = tl.where(rt[:, None] < 7, y, -y)
+        left = tl.trans(y).to(tl.float32) - tl.dot(state.to(b.dtype.element_ty), tl.trans(x))
+        left = (left * 0.125).to(b.dtype.element_ty)
+        state = tl.dot(left, x, state)
+        if KIND == "stored":
+            tl.store(out + (step * T + rt)[:, None] * V + rv[None, :], tl.trans(left))
+        elif KIND == "the table":
+            tl.store(table + step + n, first)
+    tl.store(last + rv[:, None] * K + rk[None, :], state)
