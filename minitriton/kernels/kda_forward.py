@@ -429,8 +429,8 @@ def prepare_bounded(
     bounded_kernel[(count * heads,)](
         q, k, g, beta, a_log, g if dt_bias is None else dt_bias, chunks.chunk, *made[:4], lower,
         made.scores, made.beta, *q.stride()[:3:2], *k.stride()[:3:2], *g.stride()[:3:2],
-        *beta.stride(), q.shape[1], heads, options.scale, options.floor, q.stride(1), k.stride(1), g.stride(1),
-        q.shape[3], BIASED=dt_bias is not None, L2=options.qk_l2norm,
+        *beta.stride(), q.shape[1], heads, options.scale, options.floor, q.stride(1), k.stride(1),
+        g.stride(1), q.shape[3], BIASED=dt_bias is not None, L2=options.qk_l2norm,
         SIGMOID=options.beta_sigmoid, BLOCK=width, num_warps=width // 32,
         maxnreg=REGISTERS if q.shape[3] == 128 and since_hopper(q) else None,
     )  # fmt: skip

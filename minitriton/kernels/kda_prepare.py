@@ -143,9 +143,9 @@ def _store_whole(ptr, x, BLOCK: tl.constexpr):
 def bounded_kernel(
     q_ptr, k_ptr, g_ptr, beta_ptr, a_log_ptr, bias_ptr, chunk_ptr, q_in_ptr, k_in_ptr,
     k_out_ptr, decay_ptr, lower_ptr, scores_ptr, betas_ptr, q_batch, q_head, k_batch, k_head,
-    g_batch, g_head, beta_batch, beta_token, beta_head, tokens, heads, scale, floor, q_token: tl.constexpr,
-    k_token: tl.constexpr, g_token: tl.constexpr, columns: tl.constexpr, BIASED: tl.constexpr,
-    L2: tl.constexpr, SIGMOID: tl.constexpr, BLOCK: tl.constexpr,
+    g_batch, g_head, beta_batch, beta_token, beta_head, tokens, heads, scale, floor,
+    q_token: tl.constexpr, k_token: tl.constexpr, g_token: tl.constexpr, columns: tl.constexpr,
+    BIASED: tl.constexpr, L2: tl.constexpr, SIGMOID: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Operands, scores and beta M of one chunk of one head.
 
