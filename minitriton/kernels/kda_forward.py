@@ -283,10 +283,12 @@ def _decays(at, EARLY: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr):
 
 @triton.jit
 def _residual(v, known, beta, TURNED: tl.constexpr):
-    """beta (v - known), fp32, given the result of `_read`; v may be anything where beta is 0."""
-    beta = _down(beta, TURNED)
-    left = tl.trans(v).to(tl.float32) - known if TURNED else -known
-    return tl.where(beta != 0.0, left * beta, 0.0)
+    """beta (v - known), fp32, given the result of `_read`; if TURNED, v may be anything at all
+    where beta is 0."""
+    if TURNED:
+        left = (tl.trans(v).to(tl.float32) - known) * beta[None, :]
+        return tl.where(beta[None, :] != 0.0, left, 0.0)
+    return known * -beta[:, None]
 
 
 @triton.jit
@@ -325,10 +327,10 @@ def _scan_kernel(
     multiply what they hold in registers with operands as they lie in memory.
     Sizes and strides of a state are constants, since offsets in it would take registers.
     """
-    sequence, head = (tl.program_id(0) // heads).to(tl.int64), tl.program_id(0) % heads
     DTYPE: tl.constexpr = q_in_ptr.dtype.element_ty
     PARTS: tl.constexpr = BLOCK // PART
     KEPT: tl.constexpr = STORE_STATES and TURNED
+    sequence, head = (tl.program_id(0) // heads).to(tl.int64), tl.program_id(0) % heads
     row, key = tl.arange(0, tiles.CHUNK), tl.arange(0, PART)
     column = tl.program_id(1) * VALUES + tl.arange(0, VALUES)
     inside = column[None, :] < columns
@@ -351,10 +353,11 @@ def _scan_kernel(
         operand, square = tile * (tiles.CHUNK * BLOCK), tile * (tiles.CHUNK * tiles.CHUNK)
         beta = tl.load(beta_ptr + tile * tiles.CHUNK + row)
         decays = _decays(decay_ptr + tile * BLOCK + key, TURNED, PARTS, PART)
-        v_at = v_ptr + batch * v_batch + head.to(tl.int64) * v_head + column[None, :]
-        at = (token + row)[:, None]
+        v_at = v_ptr + batch * v_batch + head.to(tl.int64) * v_head
+        v_at += (token + row).to(tl.int64)[:, None] * v_token + column[None, :]
         # with rows of the next sequence: TMA leaves out only what is outside of the tensor
-        v = tl.load(v_at + at.to(tl.int64) * v_token, mask=(at < tokens) & inside, other=0.0)
+        left = tokens - token if TURNED else rows
+        v = tl.load(v_at, mask=(row < left)[:, None] & inside, other=0.0)
         entering = rounded if KEPT else state
         if STORE_STATES:
             _store_state(
@@ -363,22 +366,21 @@ def _scan_kernel(
             )  # fmt: skip
         known, out = _read(
             entering, v, k_in_ptr + operand + operand_at, q_in_ptr + operand + operand_at,
-            STORE_OUT, TURNED, PRECISION, PARTS, PART,
-        )  # fmt: skip
+            STORE_OUT, TURNED, PRECISION, PARTS, PART)  # fmt: skip
         residual = _residual(v, known, beta, TURNED).to(DTYPE)
         inverse = tl.load(inverse_ptr + square + square_at)
         values = _times(inverse, residual, None, TURNED, PRECISION).to(DTYPE)
-        place = (first.to(tl.int64) * heads + head) * columns
+        place, stride = (first.to(tl.int64) * heads + head) * columns, heads * columns
         if STORE_OUT:
             scores = tl.load(scores_ptr + square + square_at)
             out = _times(scores, values, out, TURNED, PRECISION)
         at = k_out_ptr + operand + operand_at
         state = _advance(state, values, at, decays, TURNED, PRECISION, PARTS, PART)
         if STORE_OUT:
-            _store_rows(out_ptr + place, out, rows, column, columns, heads * columns, TURNED)
+            _store_rows(out_ptr + place, out, rows, column, columns, stride, TURNED)
         rounded = _rounded(state, DTYPE, PARTS) if KEPT else rounded  # or it would be in flight
         if STORE_STATES:
-            _store_rows(values_ptr + place, values, rows, column, columns, heads * columns, TURNED)
+            _store_rows(values_ptr + place, values, rows, column, columns, stride, TURNED)
     _store_state(
         final_ptr + state_at, state, key, column, keys, columns, key_stride, column_stride, TURNED,
         False, PARTS, PART,
