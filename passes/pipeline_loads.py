@@ -321,12 +321,13 @@ def _is_turned(op: ir.Operation) -> bool:
     if op.name != "mt.load" or not is_tile(op.results[0]) or len(op.results[0].type.shape) != 2:
         return False
     turned = [use.owner.operation for use in op.results[0].uses]
+    if any(user.name != "mt.trans" for user in turned):
+        return False
     users = [use.owner.operation for user in turned for use in user.results[0].uses]
     users = [user for user in users if is_used(user)]
     return (
         bit_width(element_of(op.results[0].type)) == TURNED_BITS
         and bool(users)
-        and all(user.name == "mt.trans" for user in turned)
         and all(user.name == "mt.convert_layout" for user in users)
         and _dot_operand(op) is None
     )

@@ -227,10 +227,17 @@ def _described(module: ir.Module, analysis: AffineAnalysis) -> list[_Store]:
 
 
 def _is_beside_flights(store: ir.Operation) -> bool:
-    """Whether the loop body that holds `store` has products in flight: ptxas may then wait for each
-    wgmma, and every iteration would wait until what the last one stored is there."""
-    dots = (op for op in ops_of(store.block) if op.name == "mt.warpgroup_dot")
-    return any("mt.in_flight" in dot.attributes for dot in dots)
+    """Whether products of this iteration are in flight where `store` is: ptxas may then wait for
+    each wgmma, and the next iteration would wait until all is stored."""
+    flying = 0
+    for op in ops_of(store.block):
+        if op == store:
+            break
+        if op.name == "mt.warpgroup_dot":
+            flying = flying + 1 if "mt.in_flight" in op.attributes else 0
+        elif op.name in ("mt.warpgroup_result", "mt.warpgroup_wait"):
+            flying = min(flying, int_attribute(op, "pending"))
+    return flying > 0
 
 
 def _fitted(module: ir.Module, stores: Sequence[_Store], target: Target) -> list[_Copy]:

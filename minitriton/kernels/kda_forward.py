@@ -251,38 +251,43 @@ def _store_state(ptr, state, key, column, keys, columns, key_stride, column_stri
         at, inside = _state_places(
             key, column, p, keys, columns, key_stride, column_stride, TURNED != TURNS, PART
         )
-        tl.store(ptr + at, _turn(state[p], TURNS), mask=inside)
+        tl.store(ptr + at, _turn(state[p].to(ptr.dtype.element_ty), TURNS), mask=inside)
 
 
 @triton.jit
-def _read(entering, k_in_at, q_in_at, VALUES: tl.constexpr, STORE_OUT: tl.constexpr,
-          TURNED: tl.constexpr, PRECISION: tl.constexpr, PARTS: tl.constexpr,
-          PART: tl.constexpr):  # fmt: skip
-    """What the keys and, with STORE_OUT, the queries of a chunk read from the state before it."""
-    wide: tl.constexpr = [VALUES, tiles.CHUNK] if TURNED else [tiles.CHUNK, VALUES]
-    known, out = tl.zeros(wide, tl.float32), tl.zeros(wide, tl.float32)
+def _read(entering, v, k_in_at, q_in_at, STORE_OUT: tl.constexpr, TURNED: tl.constexpr,
+          PRECISION: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr):  # fmt: skip
+    """What the keys and, with STORE_OUT, the queries of a chunk read from the state before it. If
+    not TURNED, less v for the keys: then v takes no registers, and must be waited for at once."""
+    out = tl.zeros(_turn(v, TURNED).shape, tl.float32)
+    known = out if TURNED else -v.to(tl.float32)
     for p in tl.static_range(PARTS):
         k_in = tl.load(k_in_at + p * PART)
-        known = _times(k_in, entering[p], known, TURNED, PRECISION)
+        held = entering[p].to(k_in.dtype)
+        known = _times(k_in, held, known, TURNED, PRECISION)
         if STORE_OUT:
             q_in = tl.load(q_in_at + p * PART)
-            out = _times(q_in, entering[p], out, TURNED, PRECISION)
+            out = _times(q_in, held, out, TURNED, PRECISION)
     return known, out
 
 
 @triton.jit
-def _load_parts(at, PARTS: tl.constexpr, PART: tl.constexpr):
+def _decays(at, EARLY: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr):
+    """The decays of the parts, or only where they are: registers may not do for both."""
     parts = ()
     for p in tl.static_range(PARTS):
-        parts = parts + (tl.load(at + p * PART),)
+        parts = parts + (tl.load(at + p * PART) if EARLY else at + p * PART,)
     return parts
 
 
 @triton.jit
 def _residual(v, known, beta, TURNED: tl.constexpr):
-    """beta (v - known), fp32; v is not turned, and anything at all where beta is 0."""
-    beta = _down(beta, TURNED)
-    return tl.where(beta != 0.0, (_turn(v, TURNED).to(tl.float32) - known) * beta, 0.0)
+    """beta (v - known), fp32, given the result of `_read`; if TURNED, v may be anything at all
+    where beta is 0."""
+    if TURNED:
+        left = (tl.trans(v).to(tl.float32) - known) * beta[None, :]
+        return tl.where(beta[None, :] != 0.0, left, 0.0)
+    return known * -beta[:, None]
 
 
 @triton.jit
@@ -301,7 +306,8 @@ def _advance(state, values, k_out_at, decays, TURNED: tl.constexpr, PRECISION: t
     leaving = ()
     for p in tl.static_range(PARTS):
         k_out = tl.load(k_out_at + p * PART)
-        decayed = state[p] * _down(decays[p], TURNED)
+        decay = decays[p] if TURNED else tl.load(decays[p])
+        decayed = state[p] * _down(decay, TURNED)
         left, right = (values, k_out) if TURNED else (tl.trans(k_out), values)
         leaving = leaving + (tl.dot(left, right, decayed, input_precision=PRECISION),)
     return leaving
@@ -318,12 +324,12 @@ def _scan_kernel(
 ):  # fmt: skip
     """TURNED: the state and all that has V columns is held transposed, so that whole warpgroups
     multiply what they hold in registers with operands as they lie in memory.
-
     Sizes and strides of a state are constants, since offsets in it would take registers.
     """
-    sequence, head = (tl.program_id(0) // heads).to(tl.int64), tl.program_id(0) % heads
     DTYPE: tl.constexpr = q_in_ptr.dtype.element_ty
     PARTS: tl.constexpr = BLOCK // PART
+    KEPT: tl.constexpr = STORE_STATES and TURNED
+    sequence, head = (tl.program_id(0) // heads).to(tl.int64), tl.program_id(0) % heads
     row, key = tl.arange(0, tiles.CHUNK), tl.arange(0, PART)
     column = tl.program_id(1) * VALUES + tl.arange(0, VALUES)
     inside = column[None, :] < columns
@@ -345,35 +351,35 @@ def _scan_kernel(
         tile = chunk.to(tl.int64) * heads + head
         operand, square = tile * (tiles.CHUNK * BLOCK), tile * (tiles.CHUNK * tiles.CHUNK)
         beta = tl.load(beta_ptr + tile * tiles.CHUNK + row)
-        decays = _load_parts(decay_ptr + tile * BLOCK + key, PARTS, PART)
-        v_at = v_ptr + batch * v_batch + head.to(tl.int64) * v_head + column[None, :]
-        at = (token + row)[:, None]
+        decays = _decays(decay_ptr + tile * BLOCK + key, TURNED, PARTS, PART)
+        v_at = v_ptr + batch * v_batch + head.to(tl.int64) * v_head
+        v_at += (token + row).to(tl.int64)[:, None] * v_token + column[None, :]
         # with rows of the next sequence: TMA leaves out only what is outside of the tensor
-        v = tl.load(v_at + at.to(tl.int64) * v_token, mask=(at < tokens) & inside, other=0.0)
+        left = tokens - token if TURNED else rows
+        v = tl.load(v_at, mask=(row < left)[:, None] & inside, other=0.0)
+        entering = rounded if KEPT else state
         if STORE_STATES:
             _store_state(
-                states_ptr + tile * (keys * columns), rounded, key, column, keys, columns, columns,
+                states_ptr + tile * (keys * columns), entering, key, column, keys, columns, columns,
                 1, TURNED, TURNED, PARTS, PART,
             )  # fmt: skip
-        entering = rounded if STORE_STATES else _rounded(state, DTYPE, PARTS)
         known, out = _read(
-            entering, k_in_ptr + operand + operand_at, q_in_ptr + operand + operand_at, VALUES,
-            STORE_OUT, TURNED, PRECISION, PARTS, PART,
-        )  # fmt: skip
+            entering, v, k_in_ptr + operand + operand_at, q_in_ptr + operand + operand_at,
+            STORE_OUT, TURNED, PRECISION, PARTS, PART)  # fmt: skip
         residual = _residual(v, known, beta, TURNED).to(DTYPE)
         inverse = tl.load(inverse_ptr + square + square_at)
         values = _times(inverse, residual, None, TURNED, PRECISION).to(DTYPE)
-        place = (first.to(tl.int64) * heads + head) * columns
+        place, stride = (first.to(tl.int64) * heads + head) * columns, heads * columns
         if STORE_OUT:
             scores = tl.load(scores_ptr + square + square_at)
             out = _times(scores, values, out, TURNED, PRECISION)
         at = k_out_ptr + operand + operand_at
         state = _advance(state, values, at, decays, TURNED, PRECISION, PARTS, PART)
         if STORE_OUT:
-            _store_rows(out_ptr + place, out, rows, column, columns, heads * columns, TURNED)
-        if STORE_STATES:  # what is stored in the next iteration must not be in flight until then
-            rounded = _rounded(state, DTYPE, PARTS)
-            _store_rows(values_ptr + place, values, rows, column, columns, heads * columns, TURNED)
+            _store_rows(out_ptr + place, out, rows, column, columns, stride, TURNED)
+        rounded = _rounded(state, DTYPE, PARTS) if KEPT else rounded  # or it would be in flight
+        if STORE_STATES:
+            _store_rows(values_ptr + place, values, rows, column, columns, stride, TURNED)
     _store_state(
         final_ptr + state_at, state, key, column, keys, columns, key_stride, column_stride, TURNED,
         False, PARTS, PART,
