@@ -494,11 +494,11 @@ def scan_tile(
     """For so many sequences times heads, K padded to `width`."""
     if dtype == torch.float32:
         return ScanTile(16, 8, width, 1, False)
-    part = min(64, width)
     if has_warpgroups(device) and columns > TURNED // 2:
         wide = TURNED if columns <= TURNED or 2 * sequences <= PROGRAMS else 2 * TURNED
         return ScanTile(wide, wide // 16, width, 2, True)
     wide = min(WIDEST, max(16, triton.next_power_of_2(columns)))
     while wide > 16 and 2 * sequences * triton.cdiv(columns, wide) <= PROGRAMS:
         wide //= 2
-    return ScanTile(wide, 8 if wide == 64 else 4, part, 2, False)
+    part = 32 if wide == 32 else 64  # ptxas would spill
+    return ScanTile(wide, 8 if wide == 64 else 4, min(part, width), 2, False)
