@@ -131,8 +131,8 @@ def encoder(specs: Sequence[dict[str, Any]], count: int) -> Callable[..., bytes 
         for number, value in zip(numbers, found, strict=False):
             values[number] = value
         memory = dict(zip(owned, found[-1] if owned else (), strict=True))
-        if any(values[base] % ADDRESS_BYTES for base in bases):
-            return None
+        if any(values[base] % ADDRESS_BYTES or not values[base] for base in bases):
+            return None  # empty tensors are nowhere
         shape = (
             *(values[n] for n in numbers if n not in bases),
             *(m and (values[n] - m[0], m[1]) for n, m in memory.items()),

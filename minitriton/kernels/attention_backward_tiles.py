@@ -33,7 +33,7 @@ SHARE_OF_L2 = 24 << 20  # bytes, of the 50 MB of a Hopper GPU, for what programs
 WARPGROUPS = {
     64: Tiles(Tile(64, 64, 4, 3), Tile(64, 64, 4, 3)),
     128: Tiles(Tile(64, 64, 4, 2), Tile(128, 64, 8, 3)),
-    192: Tiles(Tile(32, 128, 8, 2), Tile(128, 64, 8, 3)),
+    192: Tiles(Tile(32, 128, 8, 3), Tile(128, 64, 8, 3)),
     256: Tiles(Tile(64, 128, 8, 2), Tile(128, 64, 8, 2), Tile(64, 128, 8, 2)),
 }
 # The same for programs that keep more besides: the words of dropout, ends of packed sequences.

@@ -76,7 +76,7 @@ def backward(
             norms, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *beta.stride(),
             *dout.stride()[:3], q.shape[1], heads, keys, columns, L2=l2,
             SIGMOID=options.beta_sigmoid, PRECISION="tf32x3" if exact else "tf32", BK=wide,
-            BV=summed, num_warps=WARPS,
+            BV=summed, num_warps=4 if since_hopper(q) and wide == 64 else WARPS,
         )  # fmt: skip
     bounded = options.finest == 16 and not exact
     through = through_states(

@@ -225,6 +225,7 @@ def expert_rows(
         beta2 or 1.0, CAPPED=beta2 is not None, **config,
     )  # fmt: skip
     words, scales = w2.view(torch.int32), w2_scales
+    config |= {"BLOCK_N": 64, "num_warps": 4, "WARPS": 4}
     rows_w4a8_kernel[(tiles * triton.cdiv(latent, config["BLOCK_N"]),)](
         *quantise(act, token_of_row), words, scales, y, expert_of_tile, tiles, latent, ff, **config
     )

@@ -29,7 +29,6 @@ LINE = 128  # bytes of a row that one that gathers reads
 HELD = 1024  # scores that it holds: 32 per thread
 ACROSS = 4  # rows of it that the threads of a warp cover
 APART: tl.constexpr = tl.constexpr(8)  # int32 from counter to counter: a sector of L2 each
-MANY = 16384  # tokens whose cutoffs are found several per program
 FAR: tl.constexpr = tl.constexpr(1 << 30)  # a place where there is no room, wherever it is added to
 BLOCK = 1024  # keys of a buffer that are read at once
 COARSE = 20  # halvings for the bracket's ends, that leave 2^12 keys between
@@ -217,27 +216,26 @@ def _nth(key, wanted, low, high):
 
 @triton.jit
 def cutoff_kernel(
-    scores_ptr, bias_ptr, cutoff_ptr, row_stride, tokens, experts, wanted,
-    TOKENS: tl.constexpr, DEEP: tl.constexpr, GROUPS: tl.constexpr,
+    scores_ptr, bias_ptr, cutoff_ptr, row_stride, experts, wanted, DEEP: tl.constexpr,
+    GROUPS: tl.constexpr,
 ):  # fmt: skip
-    """The `wanted`-th greatest s + b of each token, as `moe_route` finds it.
+    """The `wanted`-th greatest s + b of a token, as `moe_route` finds it.
 
     The `wanted`-th greatest of the greatest per group, a few per thread, is a bound from below that
     is not far off; so most steps look at those alone.
     """
     at = tl.arange(0, DEEP)[:, None] * GROUPS + tl.arange(0, GROUPS)[None, :]
     bias = tl.load(bias_ptr + at, mask=at < experts, other=0.0)
-    first = tl.program_id(0) * TOKENS
-    for token in tl.range(first, tl.minimum(first + TOKENS, tokens)):
-        row_ptr = scores_ptr + token.to(tl.int64) * row_stride
-        score = tl.load(row_ptr + at, mask=at < experts, other=-float("inf")).to(tl.float32)
-        key = sort_key(score + bias)
-        best = tl.max(key, axis=0)
-        high = tl.max(best)
-        low = _nth(best, wanted, tl.min(best), high)
-        none = sort_key(tl.full([], -float("inf"), tl.float32))
-        last = tl.maximum(_nth(key, wanted, low, high), none)
-        tl.store(cutoff_ptr + token, value_of_key(last))
+    token = tl.program_id(0)
+    row_ptr = scores_ptr + token.to(tl.int64) * row_stride
+    score = tl.load(row_ptr + at, mask=at < experts, other=-float("inf")).to(tl.float32)
+    key = sort_key(score + bias)
+    best = tl.max(key, axis=0)
+    high = tl.max(best)
+    low = _nth(best, wanted, tl.min(best), high)
+    none = sort_key(tl.full([], -float("inf"), tl.float32))
+    last = tl.maximum(_nth(key, wanted, low, high), none)
+    tl.store(cutoff_ptr + token, value_of_key(last))
 
 
 def cutoffs(scores: torch.Tensor, bias: torch.Tensor, topk: int) -> torch.Tensor:
@@ -249,9 +247,8 @@ def cutoffs(scores: torch.Tensor, bias: torch.Tensor, topk: int) -> torch.Tensor
     out = torch.empty(tokens, dtype=torch.float32, device=scores.device)
     deep = triton.next_power_of_2(triton.cdiv(experts, 128))
     groups = max(128, triton.next_power_of_2(topk + 1))
-    several = 4 if tokens >= MANY else 1  # where programs are many, each keeps the bias for some
-    cutoff_kernel[(triton.cdiv(tokens, several),)](
-        scores, bias, out, scores.stride(0), tokens, experts, topk + 1, TOKENS=several,
+    cutoff_kernel[(tokens,)](
+        scores, bias, out, scores.stride(0), experts, topk + 1,
         DEEP=max(1, deep * 128 // groups), GROUPS=groups, num_warps=1,
     )  # fmt: skip
     return out

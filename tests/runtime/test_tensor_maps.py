@@ -158,6 +158,7 @@ def test_maps_are_kept_and_get_new_addresses(monkeypatch: pytest.MonkeyPatch) ->
     first = maps(4096, 7, 100, 104)
     assert maps(4096, 7, 100, 104) is first and len(made) == 1
     assert maps(4096, 7, 0, 104) is None and maps(4104, 7, 100, 104) is None and len(made) == 1
+    assert maps(0, 7, 100, 104) is None  # of an empty tensor
     other = maps(8192, 7, 100, 104)  # of the same shape
     assert [other] == tensor_maps.packed([SPEC], [8192, 7, 100, 104]) and len(made) == 1
     assert maps(8192, 7, 120, 104) != other and len(made) == 2  # a fourth: the kept are dropped
