@@ -226,7 +226,8 @@ class _Planner:
         if start is not None:
             coordinate = ZERO - start
         elif end is None:
-            return _quotient(rest, stride, self._analysis)
+            coordinate = _quotient(rest, stride, self._analysis)
+            return self._inside(coordinate, _whole_strides(rest, stride))
         else:
             coordinate = self._start(end)
         if end is not None and not self._from_arguments(end + coordinate):
@@ -235,7 +236,17 @@ class _Planner:
 
     def _start(self, end: Polynomial) -> Polynomial:
         """The coordinate with which an end depends on arguments alone."""
-        return Polynomial({m: -c for m, c in end.terms.items() if not self._constant_term(m)})
+        start = Polynomial({m: -c for m, c in end.terms.items() if not self._constant_term(m)})
+        return self._inside(start, -end.terms.get((), 0))
+
+    def _inside(self, coordinate: Polynomial, constant: int) -> Polynomial:
+        """`coordinate` with the constant that else goes to the map's base, if that put it before
+        the tensor: programs that count down. The GPU may look there for boxes that lie outside."""
+        if constant < 0:
+            lower = coordinate + Polynomial({(): constant})
+            if self._analysis.non_negative(lower, set()):
+                return lower
+        return coordinate
 
     def _outer(self, rest: Polynomial, base: Value) -> tuple[Polynomial, list[MapDim]]:
         """What is left of the address as further dimensions (batch, head, ...) and an offset."""
@@ -295,6 +306,15 @@ def _quotient(rest: Polynomial, stride: Polynomial, analysis: AffineAnalysis) ->
         if is_plain if stride == ONE else left:
             found[left] = coefficient // factor
     return Polynomial(found)
+
+
+def _whole_strides(rest: Polynomial, stride: Polynomial) -> int:
+    """How many times `stride` (one term) `rest` has."""
+    if len(stride.terms) != 1:
+        return 0
+    ((divisor, factor),) = stride.terms.items()
+    times, left = divmod(rest.terms.get(divisor, 0), factor)
+    return 0 if left else times
 
 
 def _without(monomial: Monomial, divisor: Monomial) -> Monomial | None:

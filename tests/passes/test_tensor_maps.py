@@ -82,6 +82,15 @@ def test_rows_before_the_first(kernel, shift, guarded):
     assert boxes(module) == 2
 
 
+@pytest.mark.parametrize(("masked", "m"), [(True, 96), (True, 192), (False, 128)])
+def test_programs_that_count_down(kernel, masked, m):
+    """The map begins where the matrix does: before it there may be no memory."""
+    kern = kernel(tma_kernels.counting_down, **MATRICES, **STRIDES, MASKED=masked, target="sm_90a")
+    a, b, c = halves(m, 128), halves(128, 64), np.zeros((m, 64), np.float32)
+    module = kern.check([a, b, c], [m, 64, 128, 128, 64], (-(-m // 64), 1, 1))
+    assert boxes(module) >= 2 and all(s["offset"] == [] for s in read_specs(module.operation))
+
+
 def test_slices_of_k(kernel):
     kern = kernel(tma_kernels.slices, **MATRICES, **STRIDES, slice="i32:16", target="sm_90a")
     a, b, c = halves(64, 272), halves(272, 64), np.zeros((3, 64, 64), np.float32)

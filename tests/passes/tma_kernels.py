@@ -59,6 +59,18 @@ def shifted(a, b, c, M, N, K, sa, sb, SHIFT: tl.constexpr, GUARDED: tl.constexpr
     tl.store(c + rm[:, None] * N + rn[None, :], acc, mask=stored)
 
 
+def counting_down(a, b, c, M, N, K, sa, sb, MASKED: tl.constexpr):
+    """The first program takes the last rows."""
+    rm = (tl.num_programs(0) - 1 - tl.program_id(0)) * B + tl.arange(0, B)
+    rn, rk = tl.arange(0, B), tl.arange(0, B)
+    acc = tl.zeros((B, B), tl.float32)
+    for k in range(0, K, B):
+        at = a + rm[:, None] * sa + (k + rk)[None, :]
+        x = tl.load(at, mask=rm[:, None] < M, other=0.0) if MASKED else tl.load(at)
+        acc = tl.dot(x, tl.load(b + (k + rk)[:, None] * sb + rn[None, :]), acc)
+    tl.store(c + rm[:, None] * N + rn[None, :], acc, mask=rm[:, None] < M)
+
+
 def slices(a, b, c, M, N, K, sa, sb, slice):
     """Every program along axis 2 takes `slice` (a multiple of B) of K."""
     rm = tl.program_id(0) * B + tl.arange(0, B)
