@@ -344,6 +344,8 @@ def _tensor(ins: Ins, kind: str) -> Step:
         for box, pick in maps(c, ix):
             at = [along[pick] for along in corner]
             items = box_items(box, start[pick], at, stores=kind == "store")
+            if items.inside is not None:
+                c.globals.base_of_map(ins, c, lanes[pick], box.address)
             mine = None if slot is None else slot[pick]
             fill = fill_value(box, items.size)
             size = box.box_bytes

@@ -160,6 +160,16 @@ class GlobalMemory:
         hint = "mask the access so that every active lane stays inside the tensor"
         return error(OutOfBounds, ins, c, lanes, message, hint, address=address, nbytes=n)
 
+    def base_of_map(self, ins: Ins, c: Any, lanes: np.ndarray, address: int) -> None:
+        """Refuses a tensor map that begins outside of all allocations, for a box that lies partly
+        outside of the map: an H200 then reported an illegal address."""
+        if self._single(address, address, 1) is None:
+            message = (
+                f"a box lies partly outside of its tensor map, whose base address {address:#x} "
+                f"{self._describe(address, 1)}"
+            )
+            raise error(OutOfBounds, ins, c, lanes, message, "begin the map at the tensor")
+
     def _describe(self, address: int, n: int) -> str:
         if address < 4096:
             return "(null pointer)"

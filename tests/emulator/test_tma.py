@@ -305,6 +305,19 @@ def test_memory_that_is_not_there() -> None:
     load_one(kernel(LOAD_ONE), short, data[: 7 * 128])
 
 
+def test_maps_that_begin_before_the_tensor() -> None:
+    """All is well while boxes lie inside; for others a GPU may look at the base."""
+    rows = aligned(4096)
+    rows[:] = RNG.integers(0, 256, 4096)
+    data, tiles = rows[1024:], np.zeros((1, 1024), np.uint8)
+    box = TensorMap(rows.ctypes.data, 4, (32, 32), (128,), (32, 8), 0)
+    run_boxes(LOADER, data, box, [(0, 24)], tiles)
+    assert (tiles[0] == rows[24 * 128 :]).all()
+    with pytest.raises(OutOfBounds, match="base address .* starts 1024 bytes before"):
+        run_boxes(LOADER, data, box, [(0, 28)], tiles)
+    run_boxes(LOADER, rows, box, [(0, 28)], tiles)
+
+
 def test_maps_that_are_none() -> None:
     data, box = tensor_of((32, 8), 4, (0,), (32, 8), 128)
     with pytest.raises(BadTensorMap, match="all zero"):
