@@ -17,7 +17,6 @@ from minitriton.codegen.shared_address import load_plan, meet, store_plan
 from minitriton.codegen.tile import Tile
 from minitriton.codegen.warp_ops import lane_bit, shuffle, warp_bit
 from minitriton.ir.conversion import (
-    MEETS_LATER,
     BlockShuffles,
     NoMove,
     RegisterMove,
@@ -46,15 +45,7 @@ def lower_convert_layout(lowering: Lowering, op: ir.Operation) -> None:
     elif isinstance(plan, BlockShuffles):
         registers = _shuffle_blocks(lowering, plan, tile, target)
     else:
-        trip = RoundTrip(lowering, plan, tile, target, lowering.scratch(op))
-        later = MEETS_LATER in op.attributes
-        lowering.round_trips.append((result, trip))
-        trip.make(later=later)
-        if not later:
-            for value, made in lowering.round_trips:
-                lowering.set_registers(value, made.received())
-            lowering.round_trips.clear()
-        return
+        registers = round_trip(lowering, plan, tile, target, lowering.scratch(op))
     lowering.set_registers(result, registers)
 
 
@@ -119,60 +110,45 @@ def _rotate(
     return registers
 
 
-class RoundTrip:
-    """A tile's way through its scratch, as many chunks at a time as fit there."""
-
-    def __init__(
-        self,
-        lowering: Lowering,
-        plan: SharedRoundTrip,
-        tile: Tile,
-        target: LinearLayout,
-        scratch: ir.Value,
-    ) -> None:
-        self._lowering, self._plan, self._tile = lowering, plan, tile
-        self._result: list[ir.Value | None] = [None] * target.num_registers
-        bits = storage_bits(width_of(tile.element))
-        self._stores = self._loads = None
-        whole, received = core(tile.layout), core(target)
-        if len(plan.chunks[0].src_registers) == whole.num_registers:  # which matrix plans number
-            shared = plan.shared.reshape(whole.shape)
-            self._stores = store_matrices_plan(lowering, shared, whole, bits, plan.store.vec)
-            self._loads = load_matrices_plan(lowering, shared, received, bits, plan.load.vec)
-        step = plan.bytes // plan.together
-        self._places = [lowering.offset_pointer(scratch, step * i) for i in range(plan.together)]
-
-    def make(self, *, later: bool = False) -> None:
-        """All stores, barriers and loads but the last loads; `later`: but the last barrier too."""
-        lowering, plan = self._lowering, self._plan
-        for start in range(0, len(plan.chunks), plan.together):
-            if start:
-                self._load(start - plan.together)
-                meet(lowering, warp_local=plan.warp_local)
-            for chunk, place in zip(plan.chunks[start:], self._places, strict=False):
-                sent = [self._tile.registers[register] for register in chunk.src_registers]
-                if self._stores is not None:
-                    store_matrices(lowering, self._stores, place, sent)
-                else:
-                    store_plan(lowering, plan.store, place, sent)
-            if not later:
-                meet(lowering, warp_local=plan.warp_local)
-
-    def received(self) -> list[ir.Value]:
-        """The registers of the result that hold elements, after the last barrier."""
-        self._load((len(self._plan.chunks) - 1) // self._plan.together * self._plan.together)
-        return [value for value in self._result if value is not None]
-
-    def _load(self, start: int) -> None:
-        lowering, plan, element = self._lowering, self._plan, self._tile.element
-        for chunk, place in zip(plan.chunks[start:], self._places, strict=False):
-            count = len(chunk.dst_registers)
-            if self._loads is not None:
-                values = load_matrices(lowering, self._loads, place, element, count)
+def round_trip(
+    lowering: Lowering,
+    plan: SharedRoundTrip,
+    tile: Tile,
+    target: LinearLayout,
+    scratch: ir.Value,
+) -> list[ir.Value]:
+    """The registers of the result that hold elements, through the scratch buffer some chunks at a
+    time."""
+    result: list[ir.Value | None] = [None] * target.num_registers
+    bits = storage_bits(width_of(tile.element))
+    stores = loads = None
+    whole, received = core(tile.layout), core(target)
+    if len(plan.chunks[0].src_registers) == whole.num_registers:  # which matrix plans number
+        shared = plan.shared.reshape(whole.shape)
+        stores = store_matrices_plan(lowering, shared, whole, bits, plan.store.vec)
+        loads = load_matrices_plan(lowering, shared, received, bits, plan.load.vec)
+    step = plan.bytes // plan.together
+    for start in range(0, len(plan.chunks), plan.together):
+        if start:
+            meet(lowering, warp_local=plan.warp_local)
+        chunks = plan.chunks[start : start + plan.together]
+        places = [lowering.offset_pointer(scratch, step * index) for index in range(len(chunks))]
+        for chunk, place in zip(chunks, places, strict=True):
+            sent = [tile.registers[register] for register in chunk.src_registers]
+            if stores is not None:
+                store_matrices(lowering, stores, place, sent)
             else:
-                values = load_plan(lowering, plan.load, place, element, count)
+                store_plan(lowering, plan.store, place, sent)
+        meet(lowering, warp_local=plan.warp_local)
+        for chunk, place in zip(chunks, places, strict=True):
+            count = len(chunk.dst_registers)
+            if loads is not None:
+                values = load_matrices(lowering, loads, place, tile.element, count)
+            else:
+                values = load_plan(lowering, plan.load, place, tile.element, count)
             for register, value in zip(chunk.dst_registers, values, strict=True):
-                self._result[register] = value
+                result[register] = value
+    return [value for value in result if value is not None]
 
 
 RULES = {"mt.convert_layout": lower_convert_layout}

@@ -98,7 +98,6 @@ class Lowering(Emitter):
         self.symbols: dict[str, str] = {}  # strings and declarations beside the kernel
         # sums that a warpgroup_dot adds to where the i1 is true; elsewhere they are zero
         self.counted_sums: dict[ir.Value, ir.Value] = {}
-        self.round_trips: list[tuple[ir.Value, Any]] = []  # of converted tiles, to be loaded yet
         self._values: dict[ir.Value, Lowered] = {}
         self._at_entry: dict[Any, ir.Value | None] = {}
         self._marker: ir.InsertionPoint | None = None

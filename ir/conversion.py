@@ -35,10 +35,6 @@ class RegisterMove:
     source_of: tuple[int, ...]
 
 
-# on an mt.convert_layout that leaves barrier and loads to the next one, which comes right after it
-MEETS_LATER = "mt.meets_later"
-
-
 @dataclass(frozen=True)
 class SharedRoundTrip:
     """For each chunk: store its source registers, barrier, load its result registers, and
@@ -57,11 +53,6 @@ class SharedRoundTrip:
     bytes: int
     warp_local: bool
     together: int = 1
-
-    @property
-    def one_phase(self) -> bool:
-        """Whether all is stored before anything is loaded."""
-        return len(self.chunks) <= self.together
 
 
 @dataclass(frozen=True)

@@ -6,22 +6,20 @@
 Where warps part into several groups (`ping_pong`), what is allocated after that exists once for
 each, mt.group_bytes apart. Requires: layouts. Ensures: areas whose lives overlap do not overlap in
 memory. Small scratch areas, such as those of reductions, share memory with nothing: reuse would
-take a barrier. Where that needs little memory, other scratch is taken as `scratch_lives` says.
+take a barrier.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from minitriton.ir.builder import i32_attr
-from minitriton.ir.conversion import MEETS_LATER
 from minitriton.ir.diagnostics import Diagnostic, Note, SharedMemoryExceeded
 from minitriton.ir.mlir import ir
 from minitriton.ir.target import Target
 from minitriton.ir.warp_roles import GROUP_BYTES, GROUPS
 from minitriton.passes.op_classes import LOOPS
-from minitriton.passes.scratch_lives import meeting_later, until_barriers
 from minitriton.passes.shared_usage import buffer_bytes, scratch_of
 from minitriton.passes.source_span import span_of
 from minitriton.passes.tile_pass import PassOptions
@@ -30,7 +28,6 @@ from minitriton.passes.traversal import Value, blocks_of, int_attribute, kernel_
 BUFFER_ALIGNMENT = 128  # a whole row of banks, so that swizzles fall where they were planned
 OWN_SCRATCH = 512  # bytes in all of scratch areas that share memory with nothing
 OWN_ALIGNMENT = 16  # of those: they are read in vectors
-APART = 40960  # bytes in all up to which scratch may be taken for longer: five CTAs fit a processor
 
 
 @dataclass(frozen=True)
@@ -47,16 +44,7 @@ def run(module: ir.Module, target: Target, options: PassOptions) -> None:
     """Adds mt.offset and mt.shared_bytes; SharedMemoryExceeded where the target has too little."""
     function = kernel_of(module)
     owners, areas, points = _areas(function)
-    parting = _parting(function, points)
-    arranged = _arrange(areas, parting)
-    if arranged.total <= APART and parting is None:
-        later = meeting_later(owners)
-        ends = until_barriers(owners, [(area.first, area.last) for area in areas], later)
-        apart = [replace(area, last=end) for area, end in zip(areas, ends, strict=True)]
-        if (longer := _arrange(apart, None)).total <= APART:
-            areas, arranged = apart, longer
-            for op in later:
-                op.attributes[MEETS_LATER] = ir.UnitAttr.get()
+    arranged = _arrange(areas, _parting(function, points))
     for op, offset in zip(owners, arranged.offsets, strict=True):
         op.attributes["mt.offset"] = i32_attr(offset)
     total = arranged.total

@@ -5,14 +5,12 @@
 Requires: mt.offset on every op with memory. Ensures: on every path, loops included, a barrier lies
 between two accesses of overlapping bytes of which one writes. Accesses to one multi-buffer marked
 mt.pipelined are ordered by the pipeliner's own waits and barriers, up to its mt.local_dealloc.
-A conversion marked mt.meets_later reads after the next one's barrier.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from minitriton.ir.conversion import MEETS_LATER
 from minitriton.ir.mlir import ir
 from minitriton.ir.target import Target
 from minitriton.passes.shared_usage import buffer_accesses, buffer_bytes, scratch_of
@@ -74,7 +72,7 @@ def effects_of(op: ir.Operation) -> Effects:
     if scratch is not None:
         start = int_attribute(op, "mt.offset")
         end = start + scratch.bytes
-        if scratch.barrier and MEETS_LATER not in op.attributes:
+        if scratch.barrier:
             return Effects((Access(start, end, True),), True, (Access(start, end, False),))
         return Effects((Access(start, end, True),))
     accesses = []
@@ -91,7 +89,6 @@ class _Inserter:
 
     def __init__(self) -> None:
         self._effects: dict[ir.Operation, Effects] = {}
-        self._read_later: list[Access] = []  # by conversions that meet later
 
     def block(self, block: ir.Block, state: State) -> State:
         """The state after `block`."""
@@ -128,11 +125,8 @@ class _Inserter:
         if any(a.conflicts(b) for a in effects.before for b in pending):
             ir.Operation.create("mt.barrier", loc=op.location, ip=ir.InsertionPoint(op))
             pending = frozenset()
-        if MEETS_LATER in op.attributes:
-            self._read_later += (replace(a, writes=False) for a in effects.before)
         if effects.meets:
-            read, self._read_later = self._read_later, []
-            return replace(state, pending=frozenset((*effects.after, *read)))
+            return replace(state, pending=frozenset(effects.after))
         own = frozenset(effects.before)
         after = replace(state, pending=pending | own)
         if op.name == "mt.async_copy" or "mt.in_flight" in op.attributes:

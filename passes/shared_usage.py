@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 
-from minitriton.ir.conversion import Conversion, SharedRoundTrip, plan_conversion, storage_bits
+from minitriton.ir.conversion import SharedRoundTrip, plan_conversion, storage_bits
 from minitriton.ir.dialect import MemType, element_of, shape_of
 from minitriton.ir.encoding import layout_of, mem_layout
 from minitriton.ir.mlir import ir
@@ -39,14 +39,10 @@ def buffer_bytes(type_: ir.Type) -> int:
     return count * extent(slot) * element_bytes(tensor)
 
 
-def conversion_of(op: ir.Operation) -> Conversion:
-    """The plan of an mt.convert_layout."""
-    source, result = op.operands[0].type, op.results[0].type
-    return plan_conversion(layout_of(source), layout_of(result), bit_width(element_of(result)))
-
-
 def _convert(op: ir.Operation) -> Scratch | None:
-    plan = conversion_of(op)
+    source, result = op.operands[0].type, op.results[0].type
+    bits = bit_width(element_of(result))
+    plan = plan_conversion(layout_of(source), layout_of(result), bits)
     if isinstance(plan, SharedRoundTrip):
         return Scratch(plan.bytes, not plan.warp_local)
     return None

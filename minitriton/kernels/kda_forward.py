@@ -500,5 +500,4 @@ def scan_tile(
     wide = min(WIDEST, max(16, triton.next_power_of_2(columns)))
     while wide > 16 and 2 * sequences * triton.cdiv(columns, wide) <= PROGRAMS:
         wide //= 2
-    part = 32 if wide == 32 else 64  # ptxas would spill
-    return ScanTile(wide, 8 if wide == 64 else 4, min(part, width), 2, False)
+    return ScanTile(wide, 8 if wide >= 32 else 4, min(64, width), 2, False)  # 4: it would spill

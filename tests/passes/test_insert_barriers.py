@@ -1,13 +1,11 @@
 """Barriers: after the pass no execution of a random program has two racing accesses."""
 
 import itertools
-from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minitriton.ir.context import use
-from minitriton.ir.conversion import MEETS_LATER
 from minitriton.ir.mlir import ir
 from minitriton.ir.target import Target
 from minitriton.passes import insert_barriers
@@ -24,7 +22,6 @@ leaves = st.one_of(
     st.tuples(st.just("store"), st.integers(0, 3)),
     st.tuples(st.just("load"), st.integers(0, 3)),
     st.tuples(st.just("convert"), st.sampled_from(OFFSETS)),
-    st.tuples(st.just("two"), st.sampled_from(((0, 256), (256, 512), (512, 128)))),
     st.tuples(st.just("barrier"), st.just(0)),
 )
 kinds = st.sampled_from(["for", "if", "else"])
@@ -45,10 +42,6 @@ def text_of(program, depth=0):
                 out.append(f'"mt.local_load"(%b{what}) : ({M}) -> {T}')
             case "convert":
                 out.append(f'"mt.convert_layout"(%v) {{mt.offset = {what} : i32}} : ({T}) -> {U}')
-            case "two":  # the second one's barrier is that of both
-                for offset, later in zip(what, ("mt.meets_later, ", ""), strict=True):
-                    attributes = f"{{{later}mt.offset = {offset} : i32}}"
-                    out.append(f'"mt.convert_layout"(%v) {attributes} : ({T}) -> {U}')
             case "barrier":
                 out.append('"mt.barrier"() : () -> ()')
             case "for":
@@ -91,15 +84,12 @@ def execute(block, choices, trace):
 
 def races(trace):
     """Pairs of accesses by different ops with no barrier between them."""
-    pending, later, found = [], [], []
+    pending = []
+    found = []
     for op in trace:
         effects = effects_of(op)
         found += [(a, b) for a in pending for b in effects.before if a.conflicts(b)]
-        if MEETS_LATER in op.attributes:
-            later += [replace(a, writes=False) for a in effects.before]
-        pending += effects.before
-        if effects.meets:
-            pending, later = [*effects.after, *later], []
+        pending = list(effects.after) if effects.meets else pending + list(effects.before)
     return found
 
 
@@ -134,9 +124,6 @@ def test_only_where_needed():
     # a scratch op meets a barrier inside: what came before needs no other one after it
     assert barriers([("load", 3), ("convert", 0), ("store", 3)]) == 0
     assert barriers([("for", [("store", 0), ("load", 0)])]) == 2
-    # the barrier of both stands before what the first one loads, not after it
-    assert barriers([("two", (0, 256)), ("convert", 0)]) == 1
-    assert barriers([("two", (0, 256)), ("convert", 512), ("convert", 0)]) == 0
 
 
 def test_asynchronous_writes_are_pending_until_waited_for():
