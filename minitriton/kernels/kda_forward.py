@@ -26,7 +26,7 @@ from minitriton.kernels.kda_chunks import CHUNK, Chunks
 from minitriton.kernels.kda_prepare import bounded_kernel, inverse_kernel
 
 WIDEST = 64  # columns of V that a program of the scan holds, at most
-REGISTERS = 168  # of a thread of bounded_kernel: three programs fit a processor; others may spill
+REGISTERS = 168  # of a thread of bounded_kernel: three programs fit a processor; 12 bytes spill
 TURNED = 64  # columns of V that a warpgroup holds as rows
 FARTHEST = 2**25  # tokens closer than this, in elements, have 32-bit offsets within a chunk
 PROGRAMS = 132  # that the scan should have at least, an H200's processors: else narrower ones

@@ -51,10 +51,16 @@ def value_of_key(key):
 
 
 @triton.jit
-def _threshold(key, count, wanted, low, high, CANDIDATES: tl.constexpr):
-    """A key that at least `wanted` of `count` reach, and at most CANDIDATES unless ties forbid."""
-    while (count > CANDIDATES) & (low < high):
-        middle = (low | high) - ((low ^ high) >> 1)  # the mean rounded up, without overflow
+def mean_key(low, high):
+    """The mean rounded up, without overflow."""
+    return (low | high) - ((low ^ high) >> 1)
+
+
+@triton.jit
+def threshold(key, count, wanted, low, high, most):
+    """A key that at least `wanted` of `count` reach, and at most `most` unless ties forbid."""
+    while (count > most) & (low < high):
+        middle = mean_key(low, high)
         reached = tl.sum((key >= middle).to(tl.int32))
         if reached >= wanted:
             low = middle
@@ -95,7 +101,7 @@ def _select_kernel(
     key = tl.where(at < experts, sort_key(score), LOWEST)
     least = tl.min(tl.where(at < experts, key, HIGHEST))
     wanted = tl.minimum(topk + 1, experts)
-    low, count = _threshold(key, experts, wanted, least, tl.max(key), CANDIDATES)
+    low, count = threshold(key, experts, wanted, least, tl.max(key), CANDIDATES)
     _candidates(key, at, low, scratch_ptr, CANDIDATES)
 
     lane = tl.arange(0, CANDIDATES)

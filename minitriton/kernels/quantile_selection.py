@@ -20,7 +20,14 @@ import torch
 
 import minitriton as triton
 import minitriton.language as tl
-from minitriton.kernels.moe_router import HIGHEST, LOWEST, sort_key, value_of_key
+from minitriton.kernels.moe_router import (
+    HIGHEST,
+    LOWEST,
+    mean_key,
+    sort_key,
+    threshold,
+    value_of_key,
+)
 
 SAMPLE = 2048  # at most what the registers of a program hold for NARROW experts
 SIGMAS = 6.0
@@ -32,12 +39,6 @@ APART: tl.constexpr = tl.constexpr(8)  # int32 from counter to counter: a sector
 FAR: tl.constexpr = tl.constexpr(1 << 30)  # a place where there is no room, wherever it is added to
 BLOCK = 1024  # keys of a buffer that are read at once
 COARSE = 20  # halvings for the bracket's ends, that leave 2^12 keys between
-
-
-@triton.jit
-def _mean(low, high):
-    """The mean rounded up, without overflow."""
-    return (low | high) - ((low ^ high) >> 1)
 
 
 @triton.jit
@@ -56,7 +57,7 @@ def _bisect(key, mask, wanted, STEPS: tl.constexpr):
     low = tl.full([key.shape[1]], LOWEST, tl.int32)
     high = tl.full([key.shape[1]], HIGHEST, tl.int32)
     for _ in tl.range(STEPS):
-        middle = _mean(low, high)
+        middle = mean_key(low, high)
         reached = tl.sum(((key >= middle[None, :]) & mask).to(tl.int32), axis=0)
         low = tl.where(reached >= wanted, middle, low)
         high = tl.where(reached >= wanted, high, middle - 1)
@@ -155,7 +156,7 @@ def select_kernel(
         at = tl.arange(0, BLOCK)
         reaching = above + count  # `low`
         while (reaching != wanted) & (low < high):
-            middle = _mean(low, high)
+            middle = mean_key(low, high)
             reached = tl.zeros([BLOCK], tl.int32)
             for first in tl.range(0, count, BLOCK):
                 key = tl.load(kept_ptr + first + at)  # whole blocks: there is room
@@ -185,7 +186,7 @@ def repair_kernel(
         low = tl.full([EXPERTS], LOWEST, tl.int32)
         high = tl.full([EXPERTS], HIGHEST, tl.int32)
         for _ in tl.range(32):
-            middle = _mean(low, high)
+            middle = mean_key(low, high)
             reached = tl.zeros([ROWS, EXPERTS], tl.int32)
             for first in tl.range(0, tokens, ROWS):
                 row = first + tl.arange(0, ROWS)
@@ -203,14 +204,7 @@ def repair_kernel(
 def _nth(key, wanted, low, high):
     """The `wanted`-th greatest key of a tile. Requires: it lies within [low, high]."""
     count = tl.sum((key >= low).to(tl.int32))
-    while (count != wanted) & (low < high):
-        middle = _mean(low, high)
-        reached = tl.sum((key >= middle).to(tl.int32))
-        if reached >= wanted:
-            low = middle
-            count = reached
-        else:
-            high = middle - 1
+    low, _ = threshold(key, count, wanted, low, high, wanted)
     return tl.min(tl.where(key >= low, key, HIGHEST))
 
 

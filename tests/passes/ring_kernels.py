@@ -96,26 +96,11 @@ def tile_after_tile(
 
 
 def two_products(
-    a, b, c, n, BM: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr, BK: tl.constexpr
-):
-    """A [BM, n] times two blocks of columns of B [n, BN + WIDE], in one loop."""
-    rm, rn, rw, rk = (
-        tl.arange(0, BM), tl.arange(0, BN), BN + tl.arange(0, WIDE), tl.arange(0, BK),
-    )  # fmt: skip
-    width: tl.constexpr = BN + WIDE
-    left, right = tl.zeros((BM, BN), tl.float32), tl.zeros((BM, WIDE), tl.float32)
-    for k in range(0, n, BK):
-        x = tl.load(a + rm[:, None] * n + (k + rk)[None, :])
-        left = tl.dot(x, tl.load(b + (k + rk)[:, None] * width + rn[None, :]), left)
-        right = tl.dot(x, tl.load(b + (k + rk)[:, None] * width + rw[None, :]), right)
-    tl.store(c + rm[:, None] * width + rn[None, :], left)
-    tl.store(c + rm[:, None] * width + rw[None, :], right)
-
-
-def chained_products(
-    a, b, c, n, BM: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr, BK: tl.constexpr
-):
-    """`two_products`, the first added twice: one dot goes on with the sum of another."""
+    a, b, c, n, BM: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr, BK: tl.constexpr,
+    TWICE: tl.constexpr = False,
+):  # fmt: skip
+    """A [BM, n] times two blocks of columns of B [n, BN + WIDE], in one loop. TWICE: the first is
+    added twice, so that one dot goes on with the sum of another."""
     rm, rn, rw, rk = (
         tl.arange(0, BM), tl.arange(0, BN), BN + tl.arange(0, WIDE), tl.arange(0, BK),
     )  # fmt: skip
@@ -124,7 +109,9 @@ def chained_products(
     for k in range(0, n, BK):
         x = tl.load(a + rm[:, None] * n + (k + rk)[None, :])
         y = tl.load(b + (k + rk)[:, None] * width + rn[None, :])
-        left = tl.dot(x, y, tl.dot(x, y, left))
+        if TWICE:
+            left = tl.dot(x, y, left)
+        left = tl.dot(x, y, left)
         right = tl.dot(x, tl.load(b + (k + rk)[:, None] * width + rw[None, :]), right)
     tl.store(c + rm[:, None] * width + rn[None, :], left)
     tl.store(c + rm[:, None] * width + rw[None, :], right)

@@ -198,7 +198,7 @@ def test_it_need_not_pay(kernel):
 def test_two_blocks_of_columns(kernel):
     """Both products of a loop read the group's tile of A."""
     kern = kernel(ring_kernels.two_products, a="*fp16", b="*fp16", c="*fp32", n="i32:16", BM=192,
-                  BN=128, WIDE=96, BK=64, **SPLIT)  # fmt: skip
+                  BN=128, WIDE=96, BK=64, TWICE=False, **SPLIT)  # fmt: skip
     arrays = [halves(192, 128), halves(128, 224), np.zeros((192, 224), np.float32)]
     module = kern.check(arrays, [128])
     assert remarks(module) == [SPECIALISED, PERSISTENT]

@@ -175,7 +175,7 @@ def test_inside_another_loop(kernel):
 def test_results_of_several_dots(kernel, bn, fits):
     kern = kernel(
         ring_kernels.two_products, a="*fp16", b="*fp16", c="*fp32", n="i32:16", BM=128, BN=bn,
-        WIDE=bn, BK=64, **HOPPER,
+        WIDE=bn, BK=64, TWICE=False, **HOPPER,
     )  # fmt: skip
     n, width = 192, 2 * bn
     module = kern.check([halves(128, n), halves(n, width), np.zeros((128, width), np.float32)], [n])
@@ -186,8 +186,8 @@ def test_results_of_several_dots(kernel, bn, fits):
 def test_results_of_dots_that_add_to_one_sum(kernel):
     """They have the same registers: 64 and 128 in all, as many as may be."""
     kern = kernel(
-        ring_kernels.chained_products, a="*fp16", b="*fp16", c="*fp32", n="i32:16", BM=128, BN=128,
-        WIDE=256, BK=64, **HOPPER,
+        ring_kernels.two_products, a="*fp16", b="*fp16", c="*fp32", n="i32:16", BM=128, BN=128,
+        WIDE=256, BK=64, TWICE=True, **HOPPER,
     )  # fmt: skip
     module = kern.check(
         [halves(128, 192), halves(192, 384), np.zeros((128, 384), np.float32)], [192]
