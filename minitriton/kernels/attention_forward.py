@@ -30,6 +30,8 @@ from minitriton.kernels.attention_tiles import (
     visible_keys,
 )
 
+SHORT = 1024  # keys of a causal sequence: of fewer, much lies in the tiles on the diagonal
+
 
 @triton.jit
 def _hide(scores, row, start, queries, keys, C: tl.constexpr):
@@ -153,7 +155,7 @@ def _forward_kernel(
 
 def forward(call: Operands, plan: Plan, out: torch.Tensor, lse: torch.Tensor) -> None:
     """Fills out [B, T, H, V], contiguous, and lse [B, H, T]."""
-    block_m, block_n, warps, stages = _tile(plan, call.q.element_size())
+    block_m, block_n, warps, stages = _tile(plan, call.q.element_size(), call.k.shape[1])
     # packed sequences and tiles of 64 x 64 are faster with one loop, on an H200
     peeled = plan.WARPGROUPS and not plan.PACKED and (block_m, block_n) != (64, 64)
     plan = dataclasses.replace(
@@ -167,13 +169,14 @@ def forward(call: Operands, plan: Plan, out: torch.Tensor, lse: torch.Tensor) ->
     )  # fmt: skip
 
 
-def _tile(plan: Plan, element_size: int) -> tuple[int, int, int, int]:
+def _tile(plan: Plan, element_size: int, keys: int) -> tuple[int, int, int, int]:
     """(BLOCK_M, BLOCK_N, num_warps, num_stages): measured, so that nothing spills and all fits in
     the 99 KB of the smallest GPU, with WARPGROUPS in 227 KB."""
     widest = max(plan.TILE + plan.REST, plan.V_TILE)
     if plan.WARPGROUPS and widest <= 192 and plan.V_TILE <= 128:
         if widest <= 64:
-            return 64, 64 if plan.PACKED or plan.DROPOUT else 128, 4, 2
+            narrow = plan.PACKED or plan.DROPOUT or (plan.CAUSAL and keys <= SHORT)
+            return 64, 64 if narrow else 128, 4, 2
         return (128, 64 if plan.DROPOUT or widest > 128 else 128, 8, 2)
     if plan.WARPGROUPS and widest <= 256 and not plan.DROPOUT:
         return 128, 64, 8, 2
