@@ -72,7 +72,6 @@ def _piece_kernel(
     Piece 2 c is the part in chunk c of a run that comes from the chunk before, 2 c + 1 of one that
     only goes on into the next. The other pieces are left as they are.
     """
-    tl.extra.cuda.gdc_launch_dependents()
     tl.extra.cuda.gdc_wait()
     chunk = tl.program_id(0) - (tl.num_programs(0) - chunks)
     if chunk < 0:

@@ -79,7 +79,6 @@ def _gemm_kernel(
     k = tl.arange(0, BLOCK_K)
     depth = K
     if SPLIT:  # K_SLICE is a multiple of BLOCK_K
-        tl.extra.cuda.gdc_launch_dependents()  # the sum, which waits for all of this
         k_first = tl.program_id(1) * K_SLICE
         depth -= k_first
         a_ptr += k_first.to(tl.int64) * stride_ak

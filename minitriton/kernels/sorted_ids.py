@@ -37,7 +37,6 @@ def count_below(list_ptr, length, wanted, largest, levels):
 def _sort_kernel(
     ids_ptr, id_ptr, place_ptr, count, bound, LIST: tl.constexpr, WIDE: tl.constexpr
 ):  # fmt: skip
-    tl.extra.cuda.gdc_launch_dependents()
     first = tl.program_id(0) * LIST
     local = tl.arange(0, LIST)
     index = tl.load(ids_ptr + first + local, mask=local < count - first, other=-1)
@@ -54,7 +53,6 @@ def _merge_kernel(
     LISTS: tl.constexpr, ELEMENTS: tl.constexpr,
 ):  # fmt: skip
     """Merges lists of `size`, of which the last may be shorter."""
-    tl.extra.cuda.gdc_launch_dependents()
     tl.extra.cuda.gdc_wait()
     first = tl.program_id(0) * ELEMENTS
     at = first + tl.arange(0, ELEMENTS)
@@ -77,8 +75,7 @@ def sorted_ids(ids: torch.Tensor, bound: int) -> tuple[torch.Tensor, torch.Tenso
     """Ids in order and where in `ids` each stands, both int32 [n]; equal ids in order of place.
 
     ids: int64 or int32, contiguous, n of them, 1 <= n < 2^31; those outside 0..bound-1 come last,
-    as `bound`, which is below 2^31 - 1. The last kernel allows dependent launches, which must wait.
-    For callers inside the library: no checks.
+    as `bound`, which is below 2^31 - 1. For callers inside the library: no checks.
     """
     count = ids.numel()
     room = torch.empty(2, 2, count, dtype=torch.int32, device=ids.device)
