@@ -109,7 +109,7 @@ class CompiledKernel:
             shared=self.shared,
             clusters=int(self.metadata.get("num_ctas", self.spec.num_ctas)),
             cooperative=bool(self.spec.option("launch_cooperative_grid", False)),
-            programmatic=bool(self.spec.option("launch_pdl", False)) and self.target.has("pdl"),
+            programmatic=bool(self.metadata.get("programmatic", False)),
         )
 
     def parameter_dtypes(self) -> list[str]:

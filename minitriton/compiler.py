@@ -73,11 +73,15 @@ def standard_stages(settings: options.Options | None = None, *, check: bool = Fa
     )  # fmt: skip
 
     def for_kernel(spec: Specialization) -> PassOptions:
+        overlap = spec.option("launch_pdl")
+        if not settings.pdl or (overlap is None and spec.option("launch_cooperative_grid")):
+            overlap = False
+        found = dataclasses.replace(chosen, overlap=overlap)
         wanted = spec.option("warp_specialize")
         if wanted is None:
-            return chosen
+            return found
         allowed = chosen.specialize and bool(wanted)
-        return dataclasses.replace(chosen, specialize=allowed, force_specialize=bool(wanted))
+        return dataclasses.replace(found, specialize=allowed, force_specialize=bool(wanted))
 
     return Stages(
         build=build_module,

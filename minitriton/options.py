@@ -33,12 +33,15 @@ class Options:
     sync: bool = False  # SYNC=1: wait after each launch, so that an error names its kernel
     wgmma: bool = True  # WGMMA=0: dots of sm_90a on mma.sync only, to compare the two
     tma: bool = True  # TMA=0: copies of sm_90a by cp.async only, to compare the two
+    pdl: bool = True  # PDL=0: no kernel starts before the one ahead has ended, to compare
     specialize: bool = True  # SPECIALIZE=0: no producer warps on sm_90a, to compare the two
     check_passes: bool = False  # CHECK_PASSES=1: run the program after every pass and compare
 
     def code_key(self) -> str:
         """The switches that decide what PTX a specialisation becomes, as text."""
-        return f"wgmma {self.wgmma}\ntma {self.tma}\nspecialize {self.specialize}"
+        return (
+            f"wgmma {self.wgmma}\ntma {self.tma}\nspecialize {self.specialize}\npdl {self.pdl}"
+        )
 
 
 class OptionError(ValueError):

@@ -33,7 +33,7 @@ FURTHER: dict[str, Any] = {
     "debug": False,
     "enable_fp_fusion": True,
     "sanitize_overflow": False,
-    "launch_pdl": False,
+    "launch_pdl": None,
     "launch_cooperative_grid": False,
     "warp_specialize": None,
 }

@@ -14,6 +14,7 @@ from minitriton.passes import (
     clusters,
     copy_ahead,
     fuse_reductions,
+    grid_overlap,
     insert_barriers,
     legality,
     orient_dots,
@@ -68,6 +69,7 @@ def tile_pipeline(target: Target, options: PassOptions | None = None) -> list[Bo
         Pass("clusters", clusters.run),
         Pass("producer_slice", producer_slice.add_producer),
         Pass("sink_past_products", sink_past_products.run),
+        Pass("grid_overlap", grid_overlap.run),
         Pass("legality", legality.run),
     ]
     return [BoundPass(step, target, settings) for step in steps]

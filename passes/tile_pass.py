@@ -16,7 +16,9 @@ class PassOptions:
     warpgroups where the target has that. tma: copies for those by TMA where a tensor map can be.
     specialize: those by a warp of their own, in kernels that run program after program;
     force_specialize: also where it is not expected to pay.
-    share_registers: the assembler lets such warps give registers to the others."""
+    share_registers: the assembler lets such warps give registers to the others.
+    overlap: the kernel may start before the one ahead in the stream has ended; None: where nothing
+    in it says when."""
 
     check: bool = False
     pipeline_loads: bool = True
@@ -25,6 +27,7 @@ class PassOptions:
     specialize: bool = True
     force_specialize: bool = False
     share_registers: bool = True
+    overlap: bool | None = None
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,39 @@ def test_what_the_kernel_before_wrote_is_there_after_the_wait(device, stages):
             assert "ld.global" in rest or "cp.async" in rest
 
 
+@triton.jit
+def shifted_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    """y[i] = x[i + 1] + 1, around: every program reads what another one wrote before."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + at, tl.load(x_ptr + (at + 1) % n, mask=at < n) + 1, mask=at < n)
+
+
+@pytest.mark.parametrize("overlap", [None, True, False])
+def test_a_kernel_without_a_wait_sees_all_that_came_before(device, overlap):
+    """Kernels of torch come between; the last programs of a launch do not end together."""
+    n, turns = (1000, 3) if device == "cpu" else (1 << 20, 200)
+    x = torch.randint(0, 1000, (n,), device=device)
+    y, expected = torch.empty_like(x), x.clone()
+    for turn in range(turns):
+        shifted_kernel[(triton.cdiv(n, 256),)](x, y, n, BLOCK=256, launch_pdl=overlap)
+        compiled = shifted_kernel[(triton.cdiv(n, 1024),)](y, x, n, BLOCK=1024, launch_pdl=overlap)
+        if turn % 3 == 0:
+            x += 1
+        expected = expected.roll(-2) + (3 if turn % 3 == 0 else 2)
+    assert torch.equal(x, expected)
+    again = compile_kernel(compiled.source, compiled.spec, Target.parse("sm_90a"))
+    assert again.shape.programmatic == (overlap is not False)
+    assert ("griddepcontrol.wait" in again.asm["ptx"]) == again.shape.programmatic
+
+
+def test_kernels_that_wait_start_early_only_if_the_launch_says_so(device):
+    z = torch.zeros(3, device=device)
+    for asked in (None, False, True):
+        compiled = consume_kernel[(1,)](z, z, 0, BLOCK=64, STAGES=1, launch_pdl=asked)
+        again = compile_kernel(compiled.source, compiled.spec, Target.parse("sm_90a"))
+        assert again.shape.programmatic == (asked is True)
+
+
 def test_only_gpus_that_can_start_a_kernel_early(device):
     x = torch.ones(64, device=device)
     compiled = produce_kernel[(1,)](x, torch.empty_like(x), 64, BLOCK=64, launch_pdl=True)
