@@ -39,9 +39,7 @@ class Options:
 
     def code_key(self) -> str:
         """The switches that decide what PTX a specialisation becomes, as text."""
-        return (
-            f"wgmma {self.wgmma}\ntma {self.tma}\nspecialize {self.specialize}\npdl {self.pdl}"
-        )
+        return f"wgmma {self.wgmma}\ntma {self.tma}\nspecialize {self.specialize}\npdl {self.pdl}"
 
 
 class OptionError(ValueError):

@@ -43,7 +43,9 @@ def test_a_wait_goes_first(kernel, overlap):
     assert ATTRIBUTE in module.operation.attributes
 
 
-@pytest.mark.parametrize(("target", "overlap"), [("sm_80", True), ("sm_89", None), ("sm_90a", False)])
+@pytest.mark.parametrize(
+    ("target", "overlap"), [("sm_80", True), ("sm_89", None), ("sm_90a", False)]
+)
 def test_not_where_the_gpu_or_the_caller_does_without(kernel, target, overlap):
     module = softmax(kernel, target).compile(overlap=overlap)
     assert not grid_ops(module) and ATTRIBUTE not in module.operation.attributes
