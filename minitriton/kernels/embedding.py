@@ -59,7 +59,7 @@ def _position_gradient_kernel(grad_ptr, out_ptr, batch, length, columns, size, B
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     acc = tl.zeros([BLOCK], tl.float32)
     used = at < length.to(tl.int64) * columns
-    for b in range(batch):
+    for b in tl.range(batch, num_stages=3):
         source = grad_ptr + b.to(tl.int64) * length * columns + at
         acc += tl.load(source, mask=used, other=0.0).to(tl.float32)
     tl.store(out_ptr + at, acc.to(out_ptr.dtype.element_ty), mask=at < size)
@@ -210,8 +210,8 @@ def embedding_gradients(
     weight_gradient(d, ids.contiguous(), dweight, extra)
     if dpositions.numel() > 0:
         length, columns = ids.shape[-1], dweight.shape[1]
-        _position_gradient_kernel[(triton.cdiv(dpositions.numel(), 256),)](
-            d, dpositions, ids.numel() // length, length, columns, dpositions.numel(), BLOCK=256
+        _position_gradient_kernel[(triton.cdiv(dpositions.numel(), 1024),)](
+            d, dpositions, ids.numel() // length, length, columns, dpositions.numel(), BLOCK=1024
         )
     return dweight, dpositions
 

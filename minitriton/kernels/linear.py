@@ -23,7 +23,7 @@ from minitriton.kernels.gemm import gemm, sum_partials
 from minitriton.kernels.operator import operator
 
 PRECISIONS = ("tf32", "tf32x3", "ieee")
-SUM_ROWS, SUM_COLUMNS = 32, 64
+SUM_ROWS = 32
 MOST_PARTIALS = 64
 
 
@@ -57,8 +57,9 @@ def column_sum(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         return out.zero_()
     parts = min(triton.cdiv(rows, SUM_ROWS), MOST_PARTIALS)
     partial = torch.empty(parts, columns, dtype=torch.float32, device=x.device)
-    _column_sum_kernel[(triton.cdiv(columns, SUM_COLUMNS), parts)](
-        x, partial, *x.stride(), rows, columns, ROWS=SUM_ROWS, COLUMNS=SUM_COLUMNS
+    width = 256 if columns > 1024 else 64  # so that there are programs enough
+    _column_sum_kernel[(triton.cdiv(columns, width), parts)](
+        x, partial, *x.stride(), rows, columns, ROWS=SUM_ROWS, COLUMNS=width
     )
     return sum_partials(partial, out)
 

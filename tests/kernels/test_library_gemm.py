@@ -144,7 +144,7 @@ def test_slices_of_depth(device, tile, slices, force, launched):
     assert relative(outs[0], a.double() @ b.double() + bias.double()) < 1e-5
     assert torch.equal(*outs)
     assert by_producer(launched) == launched
-    assert "griddepcontrol" not in launched[0].ptx  # a sum that starts early crowds idle SMs
+    assert "launch_dependents" not in launched[0].ptx  # a sum too early crowds idle SMs
 
 
 @pytest.fixture
