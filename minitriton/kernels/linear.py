@@ -143,31 +143,26 @@ def _check_layer(
     bias: tuple[str, Any],
 ) -> None:  # fmt: skip
     """Each of weight, low and bias is a name and a value."""
-    checks.float_tensor(*weight)
-    if weight[1].dim() != 2 or weight[1].shape[1] != width:
+    name, w = weight[0], checks.float_tensor(*weight)
+    shape = w.shape
+    if len(shape) != 2 or shape[1] != width:
         raise checks.KernelArgumentError(
-            f"argument '{weight[0]}': shape {tuple(weight[1].shape)}; it must be [N, {width}]"
+            f"argument '{name}': shape {tuple(shape)}; it must be [N, {width}]"
         )
-    if weight[1].device != x.device:
-        raise checks.KernelArgumentError(
-            f"argument '{weight[0]}': device {weight[1].device} differs from that of 'x', "
-            f"{x.device}"
-        )
-    if low[1] is None:
-        checks.like_but_shape(*weight, "x", x)
-    else:
+    if w.device != x.device:
+        raise checks.differs("device", name, w, "x", x)
+    if low[1] is not None:
         checks.like_but_shape(*low, "x", x)
-        if low[1].shape != weight[1].shape:
-            raise checks.KernelArgumentError(
-                f"argument '{low[0]}': shape {tuple(low[1].shape)} differs from that of "
-                f"'{weight[0]}', {tuple(weight[1].shape)}"
-            )
+        if low[1].shape != shape:
+            raise checks.differs("shape", *low, name, w)
+    elif w.dtype != x.dtype:
+        raise checks.differs("dtype", name, w, "x", x)
     if bias[1] is not None:
-        checks.like_but_shape(*bias, *weight)
-        if bias[1].shape != weight[1].shape[:1]:
+        checks.like_but_shape(*bias, name, w)
+        if bias[1].shape != shape[:1]:
             raise checks.KernelArgumentError(
-                f"argument '{bias[0]}': shape {tuple(bias[1].shape)}; '{weight[0]}' of shape "
-                f"{tuple(weight[1].shape)} needs ({weight[1].shape[0]},)"
+                f"argument '{bias[0]}': shape {tuple(bias[1].shape)}; '{name}' of shape "
+                f"{tuple(shape)} needs ({shape[0]},)"
             )
 
 
