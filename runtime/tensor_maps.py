@@ -9,6 +9,7 @@ Where a map depends on how far an argument's memory reaches, that is its tensor'
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from minitriton.runtime import driver
 from minitriton.runtime.tensor_map import MAP_BYTES, TensorMap
 
 ENDLESS = 1 << 31  # size of a dimension whose end only the kernel's mask of other dimensions knows
-CACHED = 1024  # sets of maps kept per kernel
+CACHED = 1024  # sets of maps kept per kernel, and shapes
 ADDRESS_BYTES = 16  # an address is a multiple of this
 _IMAGE_ALIGNMENT = 64
 
@@ -105,7 +106,6 @@ def encoder(specs: Sequence[dict[str, Any]], count: int) -> Callable[..., bytes 
     """
     numbers, owned = needed(specs), bounded(specs)
     bases = [spec["base"] for spec in specs]
-    kept: dict[tuple[Any, ...], bytes | None] = {}
     shapes: dict[tuple[Any, ...], list[tuple[bytes, int]] | None] = {}
 
     def shaped(
@@ -121,12 +121,8 @@ def encoder(specs: Sequence[dict[str, Any]], count: int) -> Callable[..., bytes 
             if m is not None
         ]
 
+    @functools.lru_cache(maxsize=CACHED)
     def maps(*found: Any) -> bytes | None:
-        if found in kept:
-            return kept[found]
-        if len(kept) >= CACHED:
-            kept.clear()
-            shapes.clear()
         values = [0] * count
         for number, value in zip(numbers, found, strict=False):
             values[number] = value
@@ -138,15 +134,16 @@ def encoder(specs: Sequence[dict[str, Any]], count: int) -> Callable[..., bytes 
             *(m and (values[n] - m[0], m[1]) for n, m in memory.items()),
         )
         if shape not in shapes:
+            if len(shapes) >= CACHED:
+                shapes.clear()
             shapes[shape] = shaped(values, memory)
-        images, result = shapes[shape], None
-        if images is not None:
-            pairs = zip(images, bases, strict=True)
-            result = b"".join(
-                _with_address(image, values[base] + offset) for (image, offset), base in pairs
-            )
-        kept[found] = result
-        return result
+        images = shapes[shape]
+        if images is None:
+            return None
+        pairs = zip(images, bases, strict=True)
+        return b"".join(
+            _with_address(image, values[base] + offset) for (image, offset), base in pairs
+        )
 
     return maps
 
