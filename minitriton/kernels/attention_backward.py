@@ -12,7 +12,6 @@ FlashAttention-2, arXiv 2307.08691, algorithm 2.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 
 import torch
@@ -27,6 +26,7 @@ from minitriton.kernels.attention_tiles import (
     Plan,
     aligned,
     at_head,
+    changed,
     kept,
     load_tile,
     locate,
@@ -345,14 +345,14 @@ def backward(
     tiles = choose(plan, call.q.element_size())
     batch, tokens, heads, _ = call.q.shape
     own_heads = call.k.shape[2]
-    plan = dataclasses.replace(plan, GATED=False, GROUPED=call.share > 1)
+    plan = changed(plan, GATED=False, GROUPED=call.share > 1)
     partial = drest
     if plan.SHARED:
         partial = torch.empty((heads, *drest.shape), dtype=torch.float32, device=dq.device)
     strides = (*call.strides(), *strides_of(dout))
-    launches = [(tiles.keys, dataclasses.replace(plan, FOR_V=tiles.values is None))]
+    launches = [(tiles.keys, changed(plan, FOR_V=tiles.values is None))]
     if tiles.values is not None:
-        launches.append((tiles.values, dataclasses.replace(plan, FOR_K=False)))
+        launches.append((tiles.values, changed(plan, FOR_K=False)))
     row = call.q.element_size() * (plan.QK + plan.V)  # of q and dout, or of k and v
     grid, together = _grid(plan, own_heads, batch, row * tokens * call.share)
     for tile, own in launches:
@@ -361,7 +361,7 @@ def backward(
             *call.lists(), *strides, together, own_heads, *call.numbers(), C=_tiled(own, tile),
             num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
-    tile, own = tiles.queries, dataclasses.replace(plan, GROUPED=False)
+    tile, own = tiles.queries, changed(plan, GROUPED=False)
     grid, together = _grid(plan, heads, batch, row * call.k.shape[1])
     _dq_kernel[grid(tiles_of(tokens, tile.queries, call.cu_seqlens))](
         call.q, call.k, call.rest, call.v, dout, rows[0], rows[1], dq, *call.lists(), *strides,
@@ -383,4 +383,4 @@ def _grid(
 
 
 def _tiled(plan: Plan, tile: Tile) -> Plan:
-    return dataclasses.replace(plan, BLOCK_M=tile.queries, BLOCK_N=tile.keys)
+    return changed(plan, BLOCK_M=tile.queries, BLOCK_N=tile.keys)

@@ -36,17 +36,16 @@ def like(name: str, value: object, other_name: str, other: torch.Tensor) -> torc
     tensor = float_tensor(name, value)
     if tensor.shape != other.shape:
         raise differs("shape", name, tensor, other_name, other)
-    return _like_but_shape(name, tensor, other_name, other)
+    return alike(name, tensor, other_name, other)
 
 
 def like_but_shape(name: str, value: object, other_name: str, other: torch.Tensor) -> torch.Tensor:
     """`value` if it is a tensor of the dtype and device of `other`."""
-    return _like_but_shape(name, float_tensor(name, value), other_name, other)
+    return alike(name, float_tensor(name, value), other_name, other)
 
 
-def _like_but_shape(
-    name: str, tensor: torch.Tensor, other_name: str, other: torch.Tensor
-) -> torch.Tensor:
+def alike(name: str, tensor: torch.Tensor, other_name: str, other: torch.Tensor) -> torch.Tensor:
+    """`tensor`, whose kind was checked, if it is of the dtype and device of `other`."""
     if tensor.dtype != other.dtype:
         raise differs("dtype", name, tensor, other_name, other)
     if tensor.device != other.device:

@@ -21,6 +21,7 @@ import minitriton.language as tl
 from minitriton.kernels import checks
 from minitriton.kernels.gemm import gemm, sum_partials
 from minitriton.kernels.operator import operator
+from minitriton.kernels.rows import new_like
 
 PRECISIONS = ("tf32", "tf32x3", "ieee")
 SUM_ROWS, SUM_COLUMNS = 32, 64
@@ -174,18 +175,25 @@ def _matrix(x: torch.Tensor) -> torch.Tensor:
 
 
 def _new(x: torch.Tensor, width: int) -> torch.Tensor:
-    return torch.empty(*x.shape[:-1], width, dtype=x.dtype, device=x.device)
+    return x.new_empty(*x.shape[:-1], width)
 
 
 def _dense(bias: torch.Tensor | None) -> torch.Tensor | None:
     return None if bias is None else bias.contiguous()
 
 
-def _room(like: list[torch.Tensor], wanted: list[bool]) -> list[torch.Tensor]:
-    """Uninitialised gradients of tensors; empty ones where none is wanted."""
+def _room(
+    like: list[torch.Tensor], layers: list[torch.Tensor], wanted: list[bool]
+) -> list[torch.Tensor]:
+    """Uninitialised gradients of tensors, and of biases beside weights; empty ones where none is
+    wanted."""
+    of_tensors, of_biases = wanted[: len(like)], wanted[len(like) :]
     return [
-        torch.empty(x.shape if want else 0, dtype=x.dtype, device=x.device)
-        for x, want in zip(like, wanted, strict=True)
+        *(
+            new_like(x) if want else x.new_empty(0)
+            for x, want in zip(like, of_tensors, strict=True)
+        ),
+        *(w.new_empty(len(w) if want else 0) for w, want in zip(layers, of_biases, strict=True)),
     ]
 
 
@@ -196,7 +204,7 @@ def _linear_op(
 ) -> torch.Tensor:  # fmt: skip
     out = _new(x, weight.shape[0])
     factor = weight if low is None else low
-    gemm(_matrix(x), factor.T, _matrix(out), bias=_dense(bias), precision=precision)
+    gemm(_matrix(x), factor.T, out, bias=_dense(bias), precision=precision)
     return out
 
 
@@ -206,10 +214,10 @@ def _linear_backward_op(
     wanted: list[bool], precision: str,
 ) -> list[torch.Tensor]:  # fmt: skip
     """Gradients of x, weight and bias; those that are not wanted are empty."""
-    dx, dweight, dbias = gradients = _room([x, weight, weight[:, 0]], wanted)
+    dx, dweight, dbias = gradients = _room([x, weight], [weight], wanted)
     dy, a = _matrix(grad), _matrix(x)
     if wanted[0]:
-        gemm(dy, weight if low is None else low, _matrix(dx), precision=precision)
+        gemm(dy, weight if low is None else low, dx, precision=precision)
     if wanted[1]:
         gemm(dy.T, a, dweight, precision=precision)
     if wanted[2]:
@@ -227,11 +235,11 @@ def _mlp_op(
     out, pre, inner = _new(x, down.shape[0]), _new(x, up.shape[0]), _new(x, up.shape[0])
     first, second = (up if low_up is None else low_up), (down if low_down is None else low_down)
     gemm(
-        _matrix(x), first.T, _matrix(inner), bias=_dense(up_bias), pre=_matrix(pre),
-        epilogue="gelu", precision=precision,
+        _matrix(x), first.T, inner, bias=_dense(up_bias), pre=pre, epilogue="gelu",
+        precision=precision,
     )  # fmt: skip
     bias = _dense(down_bias)
-    gemm(_matrix(inner), second.T, _matrix(out), bias=bias, precision=precision)
+    gemm(_matrix(inner), second.T, out, bias=bias, precision=precision)
     return out, pre, inner
 
 
@@ -242,7 +250,7 @@ def _mlp_backward_op(
     inner: torch.Tensor, wanted: list[bool], precision: str,
 ) -> list[torch.Tensor]:  # fmt: skip
     """Gradients of x, up, down, up_bias and down_bias; those that are not wanted are empty."""
-    gradients = _room([x, up, down, up[:, 0], down[:, 0]], wanted)
+    gradients = _room([x, up, down], [up, down], wanted)
     dx, dup, ddown, dup_bias, ddown_bias = gradients
     first, second = (up if low_up is None else low_up), (down if low_down is None else low_down)
     dy, a, hidden = _matrix(grad), _matrix(x), _matrix(inner)
@@ -251,9 +259,9 @@ def _mlp_backward_op(
     if wanted[4]:
         column_sum(dy, ddown_bias)
     dpre = torch.empty_like(hidden)
-    gemm(dy, second, dpre, pre=_matrix(pre), epilogue="gelu_backward", precision=precision)
+    gemm(dy, second, dpre, pre=pre, epilogue="gelu_backward", precision=precision)
     if wanted[0]:
-        gemm(dpre, first, _matrix(dx), precision=precision)
+        gemm(dpre, first, dx, precision=precision)
     if wanted[1]:
         gemm(dpre.T, a, dup, precision=precision)
     if wanted[3]:
@@ -263,7 +271,7 @@ def _mlp_backward_op(
 
 _linear_op.register_fake(lambda x, weight, low, bias, precision: _new(x, weight.shape[0]))
 _linear_backward_op.register_fake(
-    lambda grad, x, weight, low, wanted, precision: _room([x, weight, weight[:, 0]], wanted)
+    lambda grad, x, weight, low, wanted, precision: _room([x, weight], [weight], wanted)
 )
 _mlp_op.register_fake(
     lambda x, up, down, low_up, low_down, up_bias, down_bias, precision: (
@@ -272,7 +280,7 @@ _mlp_op.register_fake(
 )  # fmt: skip
 _mlp_backward_op.register_fake(
     lambda grad, x, up, down, low_up, low_down, pre, inner, wanted, precision: _room(
-        [x, up, down, up[:, 0], down[:, 0]], wanted
+        [x, up, down], [up, down], wanted
     )
 )
 

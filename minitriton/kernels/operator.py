@@ -56,10 +56,10 @@ class Operator:
                 setup_context(ctx=ctx, inputs=args, output=result)
                 return result
 
-        Differentiable.backward = staticmethod(backward)  # type: ignore[method-assign]
+        Differentiable.backward = staticmethod(backward)
         if not self._has_lists:  # tensors in lists would be none to it
-            # less the search for functorch's transforms, which there are none of here
-            self._apply = super(torch.autograd.Function, Differentiable).apply
+            # what torch.autograd.Function.apply comes to without functorch's transforms
+            self._apply = super(torch.autograd.Function, Differentiable).apply  # type: ignore[misc]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The results; which way the call takes changes nothing about them."""
