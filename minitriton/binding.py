@@ -110,7 +110,7 @@ def constant_key(value: Any) -> tuple[type, str] | None:
 
 def freeze(further: dict[str, Any]) -> Any:
     """A hashable form of uncommon launch options."""
-    return tuple((name, constexpr_key(name, further[name])) for name in sorted(further))
+    return tuple([(name, constexpr_key(name, value)) for name, value in sorted(further.items())])
 
 
 # The inner function is made anew for each `kernel[grid]`: a call then costs one Python frame.

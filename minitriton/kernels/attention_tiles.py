@@ -227,9 +227,11 @@ def aligned(x: torch.Tensor) -> torch.Tensor:
     """x with dense rows of whole 16-byte groups, as asynchronous copies want them: itself where its
     shape and strides allow it, else a copy with zeros behind each row."""
     unit = 16 // x.element_size()
-    fits = x.data_ptr() % 16 == 0 and math.gcd(x.shape[-1], *strides_of(x)) % unit == 0
-    if fits and x.stride(-1) == 1:
-        return x
+    *outer, last = x.stride()
+    if last == 1 and x.data_ptr() % 16 == 0:
+        width = x.shape[-1]
+        if math.gcd(width, *outer) % unit == 0 or math.gcd(width, *strides_of(x)) % unit == 0:
+            return x
     shape = (*x.shape[:-1], _up(x.shape[-1], unit))
     return torch.zeros(shape, dtype=x.dtype, device=x.device)[..., : x.shape[-1]].copy_(x)
 

@@ -11,6 +11,7 @@ would let them. All sums are fp32, in a fixed order.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -152,6 +153,7 @@ def cross_entropy_reference(
     )
 
 
+@functools.cache
 def _tile(columns: int, most: int = TILE) -> tuple[int, int]:
     """(rows, columns) of a program's tile; `most`: columns at a time."""
     block = min(most, max(16, triton.next_power_of_2(columns)))

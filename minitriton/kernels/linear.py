@@ -187,14 +187,14 @@ def _room(
 ) -> list[torch.Tensor]:
     """Uninitialised gradients of tensors, and of biases beside weights; empty ones where none is
     wanted."""
-    of_tensors, of_biases = wanted[: len(like)], wanted[len(like) :]
-    return [
-        *(
-            new_like(x) if want else x.new_empty(0)
-            for x, want in zip(like, of_tensors, strict=True)
-        ),
-        *(w.new_empty(len(w) if want else 0) for w, want in zip(layers, of_biases, strict=True)),
+    tensors = [
+        new_like(x) if want else x.new_empty(0) for x, want in zip(like, wanted, strict=False)
     ]
+    biases = [
+        w.new_empty(w.shape[0] if want else 0)
+        for w, want in zip(layers, wanted[len(like) :], strict=True)
+    ]
+    return tensors + biases
 
 
 @operator("linear")
