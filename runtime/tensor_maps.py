@@ -106,20 +106,20 @@ def encoder(specs: Sequence[dict[str, Any]], count: int) -> Callable[..., bytes 
     """
     numbers, owned = needed(specs), bounded(specs)
     bases = [spec["base"] for spec in specs]
-    shapes: dict[tuple[Any, ...], list[tuple[bytes, int]] | None] = {}
+    shapes: dict[tuple[Any, ...], tuple[tuple[bytes, int], ...] | None] = {}
 
     def shaped(
         values: list[int], memory: Mapping[int, Memory | None]
-    ) -> list[tuple[bytes, int]] | None:
+    ) -> tuple[tuple[bytes, int], ...] | None:
         """Of each map an image with some address, and how far that is from the argument."""
         made = [tensor_map(spec, values, memory) for spec in specs]
         if None in made:
             return None
-        return [
+        return tuple(
             (_encode(m, spec["element"]), m.address - values[spec["base"]])
             for m, spec in zip(made, specs, strict=True)
             if m is not None
-        ]
+        )
 
     @functools.lru_cache(maxsize=CACHED)
     def maps(*found: Any) -> bytes | None:
@@ -133,11 +133,11 @@ def encoder(specs: Sequence[dict[str, Any]], count: int) -> Callable[..., bytes 
             *(values[n] for n in numbers if n not in bases),
             *(m and (values[n] - m[0], m[1]) for n, m in memory.items()),
         )
-        if shape not in shapes:
+        images = shapes.get(shape, ())
+        if images == ():  # not seen yet
             if len(shapes) >= CACHED:
                 shapes.clear()
-            shapes[shape] = shaped(values, memory)
-        images = shapes[shape]
+            images = shapes[shape] = shaped(values, memory)
         if images is None:
             return None
         pairs = zip(images, bases, strict=True)
