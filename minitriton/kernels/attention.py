@@ -269,8 +269,8 @@ def _attend_backward_op(
         return gradients
     call, plan = _call(q, k, rest, v, gate, cu_seqlens, seed, causal, scale, dropout, precision)
     dlse = None if dlse is None else dlse.contiguous()
-    rows, dout = attention_backward.prepare(call, plan, out, lse, grad, dlse, dgate)
-    attention_backward.backward(call, plan, dout, rows, dq, dk, drest, dv)
+    prepared = attention_backward.prepare(call, plan, out, lse, grad, dlse, dgate)
+    attention_backward.backward(call, plan, *prepared, dq, dk, drest, dv)
     return gradients
 
 

@@ -114,10 +114,10 @@ def _backward_op(
     if dqkv.numel() > 0:
         call, plan = _call(qkv, heads, seed, causal, dropout, precision)
         o, do = (x.unflatten(2, (heads, -1)) for x in (out, grad))
-        rows, dout = attention_backward.prepare(call, plan, o, lse, do, None, lse)
+        prepared = attention_backward.prepare(call, plan, o, lse, do, None, lse)
         dq, dk, dv = _parts(dqkv, heads)
         plan = changed(plan, APART=3)
-        attention_backward.backward(call, plan, dout, rows, dq, dk, dq, dv)
+        attention_backward.backward(call, plan, *prepared, dq, dk, dq, dv)
     return dqkv
 
 
