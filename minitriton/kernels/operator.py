@@ -59,7 +59,8 @@ class Operator:
         Differentiable.backward = staticmethod(backward)
         if not self._has_lists:  # tensors in lists would be none to it
             # what torch.autograd.Function.apply comes to without functorch's transforms
-            self._apply = super(torch.autograd.Function, Differentiable).apply  # type: ignore[misc]
+            base = torch.autograd.Function
+            self._apply = super(base, Differentiable).apply  # type: ignore[misc]  # a class is fine
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The results; which way the call takes changes nothing about them."""
