@@ -110,7 +110,7 @@ def constant_key(value: Any) -> tuple[type, str] | None:
 
 def freeze(further: dict[str, Any]) -> Any:
     """A hashable form of uncommon launch options."""
-    return tuple((name, constexpr_key(name, further[name])) for name in sorted(further))
+    return tuple([(name, constexpr_key(name, value)) for name, value in sorted(further.items())])
 
 
 # The inner function is made anew for each `kernel[grid]`: a call then costs one Python frame.
@@ -209,9 +209,14 @@ def {function}(_mt_items, _mt_dev):
         return None
     return _mt_tuple(_mt_keys), _mt_values, _mt_dev
 """
+# A constexpr's key: of an int or a str itself, of others what `constexpr_key` says.
 _CONSTEXPR = """
-            _mt_k{i} = {name}
-            if _mt_type({name}) is not _mt_int:
+            _mt_t = _mt_type({name})
+            if _mt_t is _mt_int or _mt_t is _mt_str:
+                _mt_k{i} = {name}
+            elif _mt_t is _mt_bool:
+                _mt_k{i} = _mt_bool, {name}
+            else:
                 _mt_k{i} = _mt_constexpr_key({name!r}, {name})"""
 
 
@@ -291,6 +296,7 @@ def _runtime(i: int | str, name: str, rule: Rule, unusual: str) -> str:
     """The lines that find the value and the key of what `name` holds at run time."""
     specialize, aligned = rule
     sixteen = f"(0 if {name} & 15 else 10)" if aligned else "0"
+    narrow_key = f"2 if {name} & 15 else 12" if aligned else "2"
     dtype = f"{name}.dtype"
     return _RUNTIME.format(
         i=i,
@@ -298,6 +304,6 @@ def _runtime(i: int | str, name: str, rule: Rule, unusual: str) -> str:
         unusual=unusual,
         leaves=_leaves_name(rule),
         tensor_key=f"({dtype},) if _mt_v{i} & 15 else {dtype}" if aligned else dtype,
-        int_key=f"1 if {name} == 1 else 2 + {sixteen}" if specialize else "2",
+        int_key=f"1 if {name} == 1 else {narrow_key}" if specialize else "2",
         wide_key=sixteen,
     )

@@ -63,9 +63,10 @@ def _check(
         for function, name, value in others:
             if _value(function, name) is not value:
                 return False
-        return all(
-            str(captured_text(_value(function, name))) == text for function, name, text in mutable
-        )
+        for function, name, text in mutable:
+            if str(captured_text(_value(function, name))) != text:
+                return False
+        return True
 
     return unchanged
 

@@ -108,17 +108,22 @@ def normalize_grid(grid: Any, kernel: str) -> tuple[int, int, int]:
         raise LaunchError(f"the grid of '{kernel}' must have 1 to 3 sizes; got {sizes!r}")
     out = [1, 1, 1]
     for axis, size in enumerate(sizes):
-        if isinstance(size, bool) or not hasattr(size, "__index__"):
-            got = f"{type(size).__name__} {size!r}"
-            hint = "; use // or triton.cdiv" if isinstance(size, float) else ""
-            raise LaunchError(f"grid[{axis}] of '{kernel}' must be an int; got {got}{hint}")
-        number = size.__index__()
+        number = size if type(size) is int else _index(size, axis, kernel)
         if not 0 <= number <= MAX_GRID[axis]:
             raise LaunchError(
                 f"grid[{axis}] of '{kernel}' is {number}; it must be within 0 and {MAX_GRID[axis]}"
             )
         out[axis] = number
     return out[0], out[1], out[2]
+
+
+def _index(size: Any, axis: int, kernel: str) -> int:
+    """A size of a grid that is no plain int, as one."""
+    if isinstance(size, bool) or not hasattr(size, "__index__"):
+        got = f"{type(size).__name__} {size!r}"
+        hint = "; use // or triton.cdiv" if isinstance(size, float) else ""
+        raise LaunchError(f"grid[{axis}] of '{kernel}' must be an int; got {got}{hint}")
+    return int(size.__index__())
 
 
 # CUlaunchConfig: grid, block, dynamic shared bytes, stream, attributes, number of attributes.

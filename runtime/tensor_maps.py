@@ -9,6 +9,7 @@ Where a map depends on how far an argument's memory reaches, that is its tensor'
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from minitriton.runtime import driver
 from minitriton.runtime.tensor_map import MAP_BYTES, TensorMap
 
 ENDLESS = 1 << 31  # size of a dimension whose end only the kernel's mask of other dimensions knows
-CACHED = 1024  # sets of maps kept per kernel
+CACHED = 1024  # sets of maps kept per kernel, and shapes
 ADDRESS_BYTES = 16  # an address is a multiple of this
 _IMAGE_ALIGNMENT = 64
 
@@ -105,28 +106,23 @@ def encoder(specs: Sequence[dict[str, Any]], count: int) -> Callable[..., bytes 
     """
     numbers, owned = needed(specs), bounded(specs)
     bases = [spec["base"] for spec in specs]
-    kept: dict[tuple[Any, ...], bytes | None] = {}
-    shapes: dict[tuple[Any, ...], list[tuple[bytes, int]] | None] = {}
+    shapes: dict[tuple[Any, ...], tuple[tuple[bytes, int], ...] | None] = {}
 
     def shaped(
         values: list[int], memory: Mapping[int, Memory | None]
-    ) -> list[tuple[bytes, int]] | None:
+    ) -> tuple[tuple[bytes, int], ...] | None:
         """Of each map an image with some address, and how far that is from the argument."""
         made = [tensor_map(spec, values, memory) for spec in specs]
         if None in made:
             return None
-        return [
+        return tuple(
             (_encode(m, spec["element"]), m.address - values[spec["base"]])
             for m, spec in zip(made, specs, strict=True)
             if m is not None
-        ]
+        )
 
+    @functools.lru_cache(maxsize=CACHED)
     def maps(*found: Any) -> bytes | None:
-        if found in kept:
-            return kept[found]
-        if len(kept) >= CACHED:
-            kept.clear()
-            shapes.clear()
         values = [0] * count
         for number, value in zip(numbers, found, strict=False):
             values[number] = value
@@ -137,16 +133,17 @@ def encoder(specs: Sequence[dict[str, Any]], count: int) -> Callable[..., bytes 
             *(values[n] for n in numbers if n not in bases),
             *(m and (values[n] - m[0], m[1]) for n, m in memory.items()),
         )
-        if shape not in shapes:
-            shapes[shape] = shaped(values, memory)
-        images, result = shapes[shape], None
-        if images is not None:
-            pairs = zip(images, bases, strict=True)
-            result = b"".join(
-                _with_address(image, values[base] + offset) for (image, offset), base in pairs
-            )
-        kept[found] = result
-        return result
+        images = shapes.get(shape, ())
+        if images == ():  # not seen yet
+            if len(shapes) >= CACHED:
+                shapes.clear()
+            images = shapes[shape] = shaped(values, memory)
+        if images is None:
+            return None
+        pairs = zip(images, bases, strict=True)
+        return b"".join(
+            _with_address(image, values[base] + offset) for (image, offset), base in pairs
+        )
 
     return maps
 

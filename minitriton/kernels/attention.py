@@ -25,6 +25,7 @@ from minitriton.kernels.attention_tiles import (
 from minitriton.kernels.checks import KernelArgumentError
 from minitriton.kernels.operator import operator
 from minitriton.kernels.packing import bounds_on, count_sequences
+from minitriton.kernels.rows import new_like
 
 WIDEST = 256
 
@@ -128,10 +129,14 @@ def _reference(
 
 def attend(
     q: torch.Tensor, k: torch.Tensor, rest: torch.Tensor | None, v: torch.Tensor,
-    gate: torch.Tensor | None, *, causal: bool, **settings: Any,
+    gate: torch.Tensor | None, *, causal: bool, cu_seqlens: torch.Tensor | None,
+    seed: torch.Tensor | None, scale: float, dropout: float, precision: str,
+    out_dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """(out, lse) of checked arguments; rest [B, T, R]: channels of k that all heads share."""
-    return _attend_op(q, k, rest, v, gate, causal=causal, **settings)
+    return _attend_op(
+        q, k, rest, v, gate, cu_seqlens, seed, causal, scale, dropout, precision, out_dtype
+    )
 
 
 def check_settings(
@@ -172,9 +177,9 @@ def check_shape(
 ) -> torch.Tensor:
     """`value` if it is on q's device, in its dtype if `exact`, and of a shape (None: any size)."""
     tensor = checks.float_tensor(name, value)
-    fits = len(wanted) == tensor.dim() and all(
-        w in (None, n) for w, n in zip(wanted, tensor.shape, strict=True)
-    )
+    fits = len(wanted) == tensor.dim()
+    for size, found in zip(wanted, tensor.shape, strict=False):
+        fits = fits and size in (None, found)
     if not fits:
         shown = ", ".join("any" if n is None else str(n) for n in wanted)
         raise KernelArgumentError(
@@ -182,7 +187,7 @@ def check_shape(
             f"({shown})"
         )
     if exact:
-        return checks.like_but_shape(name, tensor, "q", q)
+        return checks.alike(name, tensor, "q", q)
     if tensor.device != q.device:
         raise KernelArgumentError(
             f"argument '{name}': device {tensor.device} differs from that of 'q', {q.device}"
@@ -264,8 +269,8 @@ def _attend_backward_op(
         return gradients
     call, plan = _call(q, k, rest, v, gate, cu_seqlens, seed, causal, scale, dropout, precision)
     dlse = None if dlse is None else dlse.contiguous()
-    rows, dout = attention_backward.prepare(call, plan, out, lse, grad, dlse, dgate)
-    attention_backward.backward(call, plan, dout, rows, dq, dk, drest, dv)
+    prepared = attention_backward.prepare(call, plan, out, lse, grad, dlse, dgate)
+    attention_backward.backward(call, plan, *prepared, dq, dk, drest, dv)
     return gradients
 
 
@@ -302,7 +307,7 @@ def _empty_gradients(
     """Room for the gradients; an empty tensor stands for that of an absent argument."""
 
     def room(x: torch.Tensor | None) -> torch.Tensor:
-        return q.new_empty(0) if x is None else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        return q.new_empty(0) if x is None else new_like(x)
 
     return room(q), room(k), room(rest), room(v), room(gate)
 

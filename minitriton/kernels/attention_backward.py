@@ -12,7 +12,6 @@ FlashAttention-2, arXiv 2307.08691, algorithm 2.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 
 import torch
@@ -27,6 +26,7 @@ from minitriton.kernels.attention_tiles import (
     Plan,
     aligned,
     at_head,
+    changed,
     kept,
     load_tile,
     locate,
@@ -36,6 +36,7 @@ from minitriton.kernels.attention_tiles import (
     visible_keys,
 )
 from minitriton.kernels.gemm import sum_partials
+from minitriton.kernels.rows import new_like
 
 PREPARED_ROWS = 32
 _DO = ("do_batch", "do_token", "do_head")
@@ -317,54 +318,54 @@ def _dq_kernel(
 def prepare(
     call: Operands, plan: Plan, out: torch.Tensor, lse: torch.Tensor, grad: torch.Tensor,
     dlse: torch.Tensor | None, dgate: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """([lse in base 2, delta], [2, B, H, T], gradient of the ungated output in q's dtype); fills
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    """(lse in base 2 and delta, [B, H, T], gradient of the ungated output in q's dtype); fills
     dgate."""
     batch, tokens, heads, width = out.shape
-    rows = torch.empty(2, batch, heads, tokens, dtype=torch.float32, device=out.device)
+    power, delta = new_like(lse), new_like(lse)
     rewritten = plan.GATED or grad.dtype != call.q.dtype
     grad = aligned(grad)
     shape = (batch, tokens, heads, plan.V_READ)
     dout = torch.empty(shape, dtype=call.q.dtype, device=out.device) if rewritten else grad
     gate = grad if call.gate is None else call.gate
     _prepare_kernel[triton.cdiv(tokens, PREPARED_ROWS), heads, batch](
-        out, grad, lse, lse if dlse is None else dlse, gate, rows[0], rows[1], dout, dgate,
+        out, grad, lse, lse if dlse is None else dlse, gate, power, delta, dout, dgate,
         *strides_of(grad), *strides_of(gate), tokens, heads, V=width, V_READ=plan.V_READ,
         V_TILE=plan.V_TILE, GATED=plan.GATED, REWRITTEN=rewritten, HAS_DLSE=dlse is not None,
         ROWS=PREPARED_ROWS,
     )  # fmt: skip
-    return rows, dout
+    return power, delta, dout
 
 
 def backward(
-    call: Operands, plan: Plan, dout: torch.Tensor, rows: torch.Tensor, dq: torch.Tensor,
-    dk: torch.Tensor, drest: torch.Tensor, dv: torch.Tensor,
+    call: Operands, plan: Plan, power: torch.Tensor, delta: torch.Tensor, dout: torch.Tensor,
+    dq: torch.Tensor, dk: torch.Tensor, drest: torch.Tensor, dv: torch.Tensor,
 ) -> None:  # fmt: skip
     """Fills dq, dk, dv, contiguous or with tokens plan.APART times as far from each other; drest
     [B, T, R], what the heads share, if plan.SHARED."""
     tiles = choose(plan, call.q.element_size())
     batch, tokens, heads, _ = call.q.shape
     own_heads = call.k.shape[2]
-    plan = dataclasses.replace(plan, GATED=False, GROUPED=call.share > 1)
+    plan = changed(plan, GATED=False, GROUPED=call.share > 1)
     partial = drest
     if plan.SHARED:
         partial = torch.empty((heads, *drest.shape), dtype=torch.float32, device=dq.device)
     strides = (*call.strides(), *strides_of(dout))
-    launches = [(tiles.keys, dataclasses.replace(plan, FOR_V=tiles.values is None))]
+    launches = [(tiles.keys, changed(plan, FOR_V=tiles.values is None))]
     if tiles.values is not None:
-        launches.append((tiles.values, dataclasses.replace(plan, FOR_K=False)))
+        launches.append((tiles.values, changed(plan, FOR_K=False)))
     row = call.q.element_size() * (plan.QK + plan.V)  # of q and dout, or of k and v
     grid, together = _grid(plan, own_heads, batch, row * tokens * call.share)
     for tile, own in launches:
         _dkdv_kernel[grid(tiles_of(call.k.shape[1], tile.keys, call.cu_seqlens))](
-            call.q, call.k, call.rest, call.v, dout, rows[0], rows[1], dk, partial, dv,
+            call.q, call.k, call.rest, call.v, dout, power, delta, dk, partial, dv,
             *call.lists(), *strides, together, own_heads, *call.numbers(), C=_tiled(own, tile),
             num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
-    tile, own = tiles.queries, dataclasses.replace(plan, GROUPED=False)
+    tile, own = tiles.queries, changed(plan, GROUPED=False)
     grid, together = _grid(plan, heads, batch, row * call.k.shape[1])
     _dq_kernel[grid(tiles_of(tokens, tile.queries, call.cu_seqlens))](
-        call.q, call.k, call.rest, call.v, dout, rows[0], rows[1], dq, *call.lists(), *strides,
+        call.q, call.k, call.rest, call.v, dout, power, delta, dq, *call.lists(), *strides,
         together, *call.numbers(), C=_tiled(own, tile), num_warps=tile.warps,
         num_stages=tile.stages,
     )  # fmt: skip
@@ -383,4 +384,4 @@ def _grid(
 
 
 def _tiled(plan: Plan, tile: Tile) -> Plan:
-    return dataclasses.replace(plan, BLOCK_M=tile.queries, BLOCK_N=tile.keys)
+    return changed(plan, BLOCK_M=tile.queries, BLOCK_N=tile.keys)

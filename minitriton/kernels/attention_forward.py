@@ -9,8 +9,6 @@ sigmoid(gate) on its way out. Source: Dao, FlashAttention-2, arXiv 2307.08691, a
 
 from __future__ import annotations
 
-import dataclasses
-
 import torch
 
 import minitriton as triton
@@ -21,6 +19,7 @@ from minitriton.kernels.attention_tiles import (
     Operands,
     Plan,
     at_head,
+    changed,
     kept,
     load_tile,
     locate,
@@ -158,7 +157,7 @@ def forward(call: Operands, plan: Plan, out: torch.Tensor, lse: torch.Tensor) ->
     block_m, block_n, warps, stages = _tile(plan, call.q.element_size(), call.k.shape[1])
     # packed sequences and tiles of 64 x 64 are faster with one loop, on an H200
     peeled = plan.WARPGROUPS and not plan.PACKED and (block_m, block_n) != (64, 64)
-    plan = dataclasses.replace(
+    plan = changed(
         plan, BLOCK_M=block_m, BLOCK_N=block_n, PEELED=peeled, HELD=peeled and block_m == 128
     )  # fmt: skip
     gate = call.q if call.gate is None else call.gate

@@ -9,7 +9,6 @@ by itself.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import torch
@@ -21,9 +20,10 @@ from minitriton.kernels.attention import (
     check_settings,
     check_width,
 )
-from minitriton.kernels.attention_tiles import Operands, Plan, aligned, channel_tiles
+from minitriton.kernels.attention_tiles import Operands, Plan, aligned, changed, channel_tiles
 from minitriton.kernels.checks import KernelArgumentError
 from minitriton.kernels.operator import operator
+from minitriton.kernels.rows import new_like
 
 MOST_HEADS = 65_535  # the second dimension of a grid
 
@@ -114,10 +114,10 @@ def _backward_op(
     if dqkv.numel() > 0:
         call, plan = _call(qkv, heads, seed, causal, dropout, precision)
         o, do = (x.unflatten(2, (heads, -1)) for x in (out, grad))
-        rows, dout = attention_backward.prepare(call, plan, o, lse, do, None, lse)
+        prepared = attention_backward.prepare(call, plan, o, lse, do, None, lse)
         dq, dk, dv = _parts(dqkv, heads)
-        plan = dataclasses.replace(plan, APART=3)
-        attention_backward.backward(call, plan, dout, rows, dq, dk, dq, dv)
+        plan = changed(plan, APART=3)
+        attention_backward.backward(call, plan, *prepared, dq, dk, dq, dv)
     return dqkv
 
 
@@ -128,7 +128,7 @@ def _outputs(qkv: torch.Tensor, heads: int) -> tuple[torch.Tensor, torch.Tensor]
 
 
 def _like(qkv: torch.Tensor) -> torch.Tensor:
-    return torch.empty(qkv.shape, dtype=qkv.dtype, device=qkv.device)
+    return new_like(qkv)
 
 
 _op.register_fake(lambda qkv, heads, *_: _outputs(qkv, heads))

@@ -12,8 +12,12 @@ order makes one call serve four entries that one thread owns, in a tile and in i
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 
@@ -164,6 +168,9 @@ class Plan:
     def V_READ(self) -> int:
         return _up(self.V, self.ALIGN)
 
+    def __hash__(self) -> int:
+        return hash(self._text)
+
     def cache_text(self) -> str:
         """The canonical text by which a constexpr enters a kernel's key."""
         return self._text
@@ -173,12 +180,19 @@ class Plan:
         return repr(self)
 
 
+@functools.lru_cache(maxsize=1024)
+def changed(plan: Plan, **fields: Any) -> Plan:
+    """`plan` with other values of some fields; launches share it."""
+    return dataclasses.replace(plan, **fields)
+
+
 def channel_tile(channels: int) -> int:
     """The least tile that holds them and that a tensor core takes."""
     return max(16, triton.next_power_of_2(channels))
 
 
-def channel_tiles(qk: int, v: int, element_size: int) -> dict[str, int]:
+@functools.lru_cache(maxsize=1024)
+def channel_tiles(qk: int, v: int, element_size: int) -> Mapping[str, int]:
     """The fields of a Plan that say how channels are tiled."""
     whole = channel_tile(qk)
     first = whole // 2
@@ -203,22 +217,26 @@ def visible_keys(first, queries, keys, C: tl.constexpr):
 
 def strides_of(x: torch.Tensor) -> tuple[int, ...]:
     """Strides of all dimensions but the last; 0 where there is but one element."""
-    return tuple(s if n > 1 else 0 for s, n in zip(x.stride()[:-1], x.shape[:-1], strict=True))
+    strides, sizes = x.stride()[:-1], x.shape[:-1]
+    if 1 not in sizes:
+        return strides
+    return tuple([s if n > 1 else 0 for s, n in zip(strides, sizes, strict=True)])
 
 
 def aligned(x: torch.Tensor) -> torch.Tensor:
     """x with dense rows of whole 16-byte groups, as asynchronous copies want them: itself where its
     shape and strides allow it, else a copy with zeros behind each row."""
     unit = 16 // x.element_size()
-    fits = x.data_ptr() % 16 == 0 and all(n % unit == 0 for n in (x.shape[-1], *strides_of(x)))
-    if fits and x.stride(-1) == 1:
-        return x
+    *outer, last = x.stride()
+    if last == 1 and x.data_ptr() % 16 == 0:
+        width = x.shape[-1]
+        if math.gcd(width, *outer) % unit == 0 or math.gcd(width, *strides_of(x)) % unit == 0:
+            return x
     shape = (*x.shape[:-1], _up(x.shape[-1], unit))
     return torch.zeros(shape, dtype=x.dtype, device=x.device)[..., : x.shape[-1]].copy_(x)
 
 
-@dataclass(frozen=True)
-class Operands:
+class Operands(NamedTuple):
     """What all kernels read. q: [B, T, H, D], k, v: [B, T, H / share, D], `aligned`, not empty;
     rest: the channels of k from plan.HEAD on, seen alike, k itself where there are none."""
 
@@ -238,16 +256,11 @@ class Operands:
         return self.q.shape[2] // self.k.shape[2]
 
     def plan(self, causal: bool, shared: bool, precision: str) -> Plan:
-        sizes = channel_tiles(self.q.shape[3], self.v.shape[3], self.q.element_size())
-        if shared:
-            head, rest = self.k.shape[3], self.rest.shape[3]
-            sizes.update(HEAD=head, TILE=channel_tile(head), REST=channel_tile(rest))
-        return Plan(
-            **sizes, CAUSAL=causal, GATED=self.gate is not None,
-            PACKED=self.cu_seqlens is not None, SHARED=shared, GROUPED=False,
-            DROPOUT=self.dropout > 0, PRECISION=precision, ALIGN=16 // self.q.element_size(),
-            WARPGROUPS=self.q.element_size() == 2 and has_warpgroups(self.q.device),
-            PEELED=False, HELD=False, FOR_K=True, FOR_V=True,
+        q, size = self.q, self.q.element_size()
+        return _plan(
+            q.shape[3], self.v.shape[3], (self.k.shape[3], self.rest.shape[3]) if shared else None,
+            size, causal, self.gate is not None, self.cu_seqlens is not None, self.dropout > 0,
+            precision, size == 2 and has_warpgroups(q.device),
         )  # fmt: skip
 
     def lists(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -256,8 +269,8 @@ class Operands:
         return cu, self.q if self.seed is None else self.seed
 
     def strides(self) -> tuple[int, ...]:
-        tensors = (self.q, self.k, self.rest, self.v)
-        return tuple(stride for x in tensors for stride in strides_of(x))
+        q, k, rest, v = map(strides_of, (self.q, self.k, self.rest, self.v))
+        return (*q, *k, *rest, *v)
 
     def numbers(self) -> tuple[float, ...]:
         """The kernels' parameters from `tokens` to `kept_scale`."""
@@ -266,6 +279,23 @@ class Operands:
             self.q.shape[1], self.k.shape[1], self.q.shape[2], self.share, sequences,
             threshold_of(self.dropout), self.scale * LOG2E.value, 1 / (1 - self.dropout),
         )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=1024)
+def _plan(
+    qk: int, v: int, shared: tuple[int, int] | None, size: int, causal: bool, gated: bool,
+    packed: bool, dropout: bool, precision: str, warpgroups: bool,
+) -> Plan:  # fmt: skip
+    """shared: channels of k of each head, and of all heads; size: bytes of an element."""
+    sizes = dict(channel_tiles(qk, v, size))
+    if shared is not None:
+        head, rest = shared
+        sizes |= {"HEAD": head, "TILE": channel_tile(head), "REST": channel_tile(rest)}
+    return Plan(
+        **sizes, CAUSAL=causal, GATED=gated, PACKED=packed, SHARED=shared is not None,
+        GROUPED=False, DROPOUT=dropout, PRECISION=precision, ALIGN=16 // size,
+        WARPGROUPS=warpgroups, PEELED=False, HELD=False, FOR_K=True, FOR_V=True,
+    )  # fmt: skip
 
 
 def tiles_of(queries: int, block: int, cu_seqlens: torch.Tensor | None) -> int:

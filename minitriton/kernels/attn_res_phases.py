@@ -36,7 +36,7 @@ from minitriton.kernels.attn_res import (
 )
 from minitriton.kernels.attn_res_kernels import merge_kernel, pick
 from minitriton.kernels.operator import operator
-from minitriton.kernels.rows import rows_of
+from minitriton.kernels.rows import new_like, rows_of
 
 MOST_QUERIES = 32
 ROWS = 64  # of a source in a tile of the logits
@@ -286,7 +286,7 @@ def _merge_op(
 def _empty_merge(
     prefix: torch.Tensor, added: bool, keep: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    out = prefix.new_empty(prefix.shape)
+    out = new_like(prefix)
     total, mixed = (out.new_empty(out.shape if present else 0) for present in (added, keep))
     return out, total, mixed
 

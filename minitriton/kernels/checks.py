@@ -33,27 +33,36 @@ def float_tensor(name: str, value: object) -> torch.Tensor:
 
 def like(name: str, value: object, other_name: str, other: torch.Tensor) -> torch.Tensor:
     """`value` if it is a tensor of the shape, dtype and device of `other`."""
-    return _same(("shape", "dtype", "device"), name, value, other_name, other)
+    tensor = float_tensor(name, value)
+    if tensor.shape != other.shape:
+        raise differs("shape", name, tensor, other_name, other)
+    return alike(name, tensor, other_name, other)
 
 
 def like_but_shape(name: str, value: object, other_name: str, other: torch.Tensor) -> torch.Tensor:
     """`value` if it is a tensor of the dtype and device of `other`."""
-    return _same(("dtype", "device"), name, value, other_name, other)
+    return alike(name, float_tensor(name, value), other_name, other)
 
 
-def _same(
-    properties: tuple[str, ...], name: str, value: object, other_name: str, other: torch.Tensor
-) -> torch.Tensor:
-    tensor = float_tensor(name, value)
-    for what in properties:
-        mine, wanted = getattr(tensor, what), getattr(other, what)
-        if mine != wanted:
-            shown = tuple(mine) if what == "shape" else mine
-            expected = tuple(wanted) if what == "shape" else wanted
-            raise KernelArgumentError(
-                f"argument '{name}': {what} {shown} differs from that of '{other_name}', {expected}"
-            )
+def alike(name: str, tensor: torch.Tensor, other_name: str, other: torch.Tensor) -> torch.Tensor:
+    """`tensor`, whose kind was checked, if it is of the dtype and device of `other`."""
+    if tensor.dtype != other.dtype:
+        raise differs("dtype", name, tensor, other_name, other)
+    if tensor.device != other.device:
+        raise differs("device", name, tensor, other_name, other)
     return tensor
+
+
+def differs(
+    what: str, name: str, tensor: torch.Tensor, other_name: str, other: torch.Tensor
+) -> KernelArgumentError:
+    """The refusal of a tensor whose shape, dtype or device (`what`) is not that of another."""
+    mine, wanted = getattr(tensor, what), getattr(other, what)
+    if what == "shape":
+        mine, wanted = tuple(mine), tuple(wanted)
+    return KernelArgumentError(
+        f"argument '{name}': {what} {mine} differs from that of '{other_name}', {wanted}"
+    )
 
 
 def integers(
@@ -89,10 +98,7 @@ def row_vector(name: str, value: object, other_name: str, other: torch.Tensor) -
             f"'{other_name}', {other.dtype}"
         )
     if tensor.device != other.device:
-        raise KernelArgumentError(
-            f"argument '{name}': device {tensor.device} differs from that of '{other_name}', "
-            f"{other.device}"
-        )
+        raise differs("device", name, tensor, other_name, other)
     return tensor
 
 
@@ -116,10 +122,7 @@ def vector(name: str, value: object, other_name: str, other: torch.Tensor) -> to
             f"{tuple(other.shape)} needs {tuple(other.shape[-1:])}"
         )
     if tensor.device != other.device:
-        raise KernelArgumentError(
-            f"argument '{name}': device {tensor.device} differs from that of '{other_name}', "
-            f"{other.device}"
-        )
+        raise differs("device", name, tensor, other_name, other)
     return tensor
 
 

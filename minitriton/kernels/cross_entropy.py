@@ -11,6 +11,7 @@ would let them. All sums are fp32, in a fixed order.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ import minitriton.language as tl
 from minitriton.kernels import checks
 from minitriton.kernels.checks import KernelArgumentError
 from minitriton.kernels.operator import operator
-from minitriton.kernels.rows import dense
+from minitriton.kernels.rows import dense, new_like
 
 TILE = 2048  # elements that a program holds
 READ_AHEAD = 8192  # bytes of a row that the forward pass takes at a time, where rows are longer
@@ -152,6 +153,7 @@ def cross_entropy_reference(
     )
 
 
+@functools.cache
 def _tile(columns: int, most: int = TILE) -> tuple[int, int]:
     """(rows, columns) of a program's tile; `most`: columns at a time."""
     block = min(most, max(16, triton.next_power_of_2(columns)))
@@ -166,7 +168,7 @@ def _op(
     mean, counted, stats = _outputs(logits)
     x, t = dense(logits), targets.contiguous()
     rows, block = _tile(classes, READ_AHEAD // x.element_size())
-    loss = torch.empty_like(stats[0])
+    loss = torch.empty(x.shape[0], dtype=torch.float32, device=x.device)
     if x.shape[0] > 0:
         _forward_kernel[(triton.cdiv(x.shape[0], rows),)](
             x, t, stats, loss, x.stride(0), x.shape[0], classes, ignore,
@@ -185,7 +187,7 @@ def _backward_op(
     grad: torch.Tensor, logits: torch.Tensor, targets: torch.Tensor, counted: torch.Tensor,
     stats: torch.Tensor, classes: int, ignore: int,
 ) -> torch.Tensor:  # fmt: skip
-    dx = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
+    dx = new_like(logits)
     x, t = dense(logits), targets.contiguous()
     rows, block = _tile(x.shape[1])
     grid = (triton.cdiv(x.shape[0], rows), triton.cdiv(x.shape[1], block))
@@ -198,18 +200,13 @@ def _backward_op(
 
 
 def _outputs(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    mean, counted, stats = (
-        torch.empty(shape, dtype=torch.float32, device=logits.device)
-        for shape in ((), (), (2, logits.shape[0]))
-    )
-    return mean, counted, stats
+    stats = torch.empty(2, logits.shape[0], dtype=torch.float32, device=logits.device)
+    return stats.new_empty(()), stats.new_empty(()), stats
 
 
 _op.register_fake(lambda logits, targets, classes, ignore: _outputs(logits))
 _backward_op.register_fake(
-    lambda grad, logits, targets, counted, stats, classes, ignore: torch.empty(
-        logits.shape, dtype=logits.dtype, device=logits.device
-    )
+    lambda grad, logits, targets, counted, stats, classes, ignore: new_like(logits)
 )
 
 

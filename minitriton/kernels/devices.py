@@ -16,12 +16,14 @@ def since_hopper(x: torch.Tensor) -> bool:
 
 def has_warpgroups(device: torch.device) -> bool:
     """Whether 16-bit products run on wgmma there (sm_90a), which changes what tiles are best."""
-    return _is_hopper(device) if device.type == "cuda" else options.read().target == "sm_90a"
+    found = _is_hopper(device)
+    return options.read().target == "sm_90a" if found is None else found
 
 
 @functools.cache
-def _is_hopper(device: torch.device) -> bool:
-    return torch.cuda.get_device_capability(device) == (9, 0)
+def _is_hopper(device: torch.device) -> bool | None:
+    """None where no GPU is: the emulator may be told something else from call to call."""
+    return torch.cuda.get_device_capability(device) == (9, 0) if device.type == "cuda" else None
 
 
 @functools.cache

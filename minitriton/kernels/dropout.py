@@ -17,7 +17,7 @@ import minitriton.language as tl
 from minitriton.kernels import checks
 from minitriton.kernels.operator import operator
 from minitriton.kernels.philox import philox_words, threshold_of
-from minitriton.kernels.rows import rows_of
+from minitriton.kernels.rows import new_like, rows_of
 
 ROWS, COLUMNS = 4, 256
 
@@ -104,7 +104,7 @@ def masked_gradient(grad: torch.Tensor, probability: float, seed: torch.Tensor) 
 
 @operator("dropout")
 def _dropout_op(x: torch.Tensor, probability: float, seed: torch.Tensor) -> torch.Tensor:
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    out = new_like(x)
     if out.numel() == 0:
         return out
     m = rows_of(x)
@@ -116,9 +116,7 @@ def _dropout_op(x: torch.Tensor, probability: float, seed: torch.Tensor) -> torc
     return out
 
 
-_dropout_op.register_fake(
-    lambda x, probability, seed: torch.empty(x.shape, dtype=x.dtype, device=x.device)
-)
+_dropout_op.register_fake(lambda x, probability, seed: new_like(x))
 
 
 def _save(ctx: Any, inputs: Any, output: Any) -> None:

@@ -25,6 +25,7 @@ from minitriton.kernels.dropout import (
 from minitriton.kernels.embedding_gradient import weight_gradient
 from minitriton.kernels.operator import operator
 from minitriton.kernels.philox import threshold_of
+from minitriton.kernels.rows import new_like
 
 TOKENS, CHANNELS = 4, 256  # tile of the forward kernel
 
@@ -219,7 +220,7 @@ def embedding_gradients(
 def _gradients(
     weight: torch.Tensor, positions: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    dweight = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
+    dweight = new_like(weight)
     shape = (0,) if positions is None else positions.shape
     return dweight, torch.empty(shape, dtype=weight.dtype, device=weight.device)
 

@@ -178,9 +178,9 @@ def gemm(
 ) -> torch.Tensor:
     """out = epilogue(a @ b + bias) + extra, in place; returns out.
 
-    a: [M, K], b: [K, N], one dtype (fp32, bf16 or fp16), any strides; out: [M, N] contiguous in any
-    of these dtypes; bias: [N]; extra and pre: [M, N] contiguous. epilogue: "none"; "gelu" (exact,
-    and pre, if given, gets what GELU is applied to, so that the backward pass can use it);
+    a: [M, K], b: [K, N], one dtype (fp32, bf16 or fp16), any strides; out: [..., N], M rows,
+    contiguous, in any of these dtypes; bias: [N]; extra and pre: as out. epilogue: "none"; "gelu"
+    (exact, and pre, if given, gets what GELU is applied to, so that the backward pass can use it);
     "gelu_backward" (the product times GELU'(pre)). precision says how fp32 is multiplied: "tf32",
     "tf32x3" or "ieee". For callers inside the library: arguments are not checked.
     """

@@ -22,7 +22,7 @@ from minitriton.kernels.kda_chunks import chunks_of
 from minitriton.kernels.kda_forward import Options, Results, prepare, scan
 from minitriton.kernels.operator import operator
 from minitriton.kernels.packing import count_sequences
-from minitriton.kernels.rows import dense
+from minitriton.kernels.rows import dense, new_like
 
 WIDEST = 128  # channels of a head
 GATES = {None: 0, "sigmoid": 1, "softplus": 2}
@@ -212,7 +212,7 @@ def _empty_outputs(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     count = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     shape = state_shape(count, q, v, value_major)
-    out = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+    out = new_like(v)
     return out, torch.empty(shape, dtype=torch.float32, device=v.device)
 
 
@@ -271,10 +271,7 @@ def _(q: Any, k: Any, v: Any, g: Any, beta: Any, a_log: Any, dt_bias: Any, initi
 @_kda_backward_op.register_fake
 def _(grad: Any, final_grad: Any, *inputs: Any) -> Any:
     shaped = inputs[0]
-    return [
-        shaped.new_empty(0) if x is None else torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        for x in inputs[:8]
-    ]
+    return [shaped.new_empty(0) if x is None else new_like(x) for x in inputs[:8]]
 
 
 def _save(ctx: Any, inputs: Any, output: Any) -> None:

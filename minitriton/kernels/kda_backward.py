@@ -30,6 +30,7 @@ from minitriton.kernels.kda_forward import (
     prepare,
     scan,
 )
+from minitriton.kernels.rows import new_like
 
 WARPS = 8
 SMALLEST_BETA = 2.0**-60
@@ -46,7 +47,7 @@ def backward(
     q, k, v, g and dout have last stride 1, the others except beta are contiguous.
     """
     made = [
-        q.new_empty(0) if x is None else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        q.new_empty(0) if x is None else new_like(x)
         for x in (q, k, v, g, beta, a_log, dt_bias, initial)
     ]
     dq, dk, dv, dg, dbeta, da_log, dbias, dinitial = made
@@ -57,8 +58,8 @@ def backward(
     exact, l2 = q.dtype == torch.float32, options.qk_l2norm
     dtype = torch.float32 if exact else torch.bfloat16
     states, dstates = (q.new_empty(count, heads, keys, columns, dtype=dtype) for _ in range(2))
-    values, x = (torch.empty(v.shape, dtype=dtype, device=v.device) for _ in range(2))
-    out = torch.empty(v.shape, dtype=v.dtype, device=v.device) if l2 else None
+    values, x = (new_like(v, dtype) for _ in range(2))
+    out = new_like(v) if l2 else None
     shape = (len(chunks.sequence), heads, columns, keys)
     final = q.new_empty(shape, dtype=torch.float32)
     operands = prepare(q, k, g, beta, a_log, dt_bias, options, chunks)

@@ -28,7 +28,7 @@ from minitriton.kernels.kda import (
 from minitriton.kernels.kda_decode_kernels import recurrent_kernel
 from minitriton.kernels.operator import operator
 from minitriton.kernels.packing import bounds_on, count_sequences
-from minitriton.kernels.rows import dense
+from minitriton.kernels.rows import dense, new_like
 from minitriton.kernels.short_conv_step import check_slots
 
 STATES = (torch.float32, torch.bfloat16)
@@ -232,7 +232,7 @@ def _launch(
     cu_seqlens: torch.Tensor | None, out_gate: torch.Tensor | None,
     norm_weight: torch.Tensor | None, options: Options,
 ) -> torch.Tensor:  # fmt: skip
-    out = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+    out = new_like(v)
     (_, tokens, heads, keys), values = q.shape, v.shape[3]
     if states.sequences * heads == 0:
         return out
@@ -307,10 +307,10 @@ def _empty_final(
 @_recurrent_op.register_fake
 def _(initial: Any, output_final: bool, q: Any, k: Any, v: Any, g: Any, beta: Any, a_log: Any,
       dt_bias: Any, cu_seqlens: Any, *rest: Any) -> Any:  # fmt: skip
-    out = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+    out = new_like(v)
     return out, _empty_final(initial, output_final, q, v, cu_seqlens, rest[-2])
 
 
 @_step_op.register_fake
 def _(state: Any, slots: Any, q: Any, k: Any, v: Any, *rest: Any) -> Any:
-    return torch.empty(v.shape, dtype=v.dtype, device=v.device)
+    return new_like(v)

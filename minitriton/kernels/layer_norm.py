@@ -25,6 +25,7 @@ from minitriton.kernels.rows import (
     ADD_LAYER_NORM_TILES,
     LAYER_NORM_TILES,
     backward_warps,
+    new_like,
     norm_tile,
     row_programs,
     row_tile,
@@ -288,21 +289,22 @@ def _op(
         return total, out, stats
     m = rows_of(x)
     b = None if branch is None else rows_of(branch)
+    rows, columns = m.shape
     tiles = ADD_LAYER_NORM_TILES if keep_total else LAYER_NORM_TILES
-    tile = norm_tile(m.shape[1], x.dtype, {} if dropout > 0 else tiles)
+    tile = norm_tile(columns, x.dtype, {} if dropout > 0 else tiles)
     bias = None if bias is None else bias.contiguous()
     if tile.reread:
-        _reread_kernel[(m.shape[0],)](
+        _reread_kernel[(rows,)](
             m, b, weight.contiguous(), bias, total if keep_total else None, out, stats,
-            m.stride(0), 0 if b is None else b.stride(0), *m.shape, eps,
-            FULL=tile.fits(m.shape[1]), STEPS=tile.steps(m.shape[1]), BLOCK=tile.block,
+            m.stride(0), 0 if b is None else b.stride(0), rows, columns, eps,
+            FULL=tile.fits(columns), STEPS=tile.steps(columns), BLOCK=tile.block,
             num_warps=tile.warps,
         )  # fmt: skip
         return total, out, stats
-    _forward_kernel[(triton.cdiv(m.shape[0], tile.rows),)](
+    _forward_kernel[(triton.cdiv(rows, tile.rows),)](
         m, b, weight.contiguous(), bias, total if keep_total else None, out, stats, seed,
-        m.stride(0), 0 if b is None else b.stride(0), *m.shape, eps, threshold_of(dropout),
-        1 / (1 - dropout), DROPOUT=dropout > 0, FULL=tile.fits(m.shape[1]), ROWS=tile.rows,
+        m.stride(0), 0 if b is None else b.stride(0), rows, columns, eps, threshold_of(dropout),
+        1 / (1 - dropout), DROPOUT=dropout > 0, FULL=tile.fits(columns), ROWS=tile.rows,
         BLOCK=tile.block, num_warps=tile.warps,
     )  # fmt: skip
     return total, out, stats
@@ -342,21 +344,20 @@ def _backward_op(
 def _outputs(
     x: torch.Tensor, keep_total: bool, out_dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    total = torch.empty(x.shape if keep_total else 0, dtype=x.dtype, device=x.device)
-    out = torch.empty(x.shape, dtype=out_dtype, device=x.device)
-    rows = torch.Size(x.shape[:-1]).numel()
-    return total, out, torch.empty(2, rows, dtype=torch.float32, device=x.device)
+    total = new_like(x) if keep_total else x.new_empty(0)
+    stats = torch.empty(2, x.numel() // x.shape[-1], dtype=torch.float32, device=x.device)
+    return total, new_like(x, out_dtype), stats
 
 
 def _gradients(
     total: torch.Tensor, branch_dtype: torch.dtype | None, weight: torch.Tensor, biased: bool,
     dropout: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    dx = torch.empty(total.shape, dtype=total.dtype, device=total.device)
+    dx = new_like(total)
     own = branch_dtype is not None and (dropout > 0 or branch_dtype != total.dtype)
-    dbranch = torch.empty(total.shape if own else 0, dtype=branch_dtype, device=total.device)
-    dweight = torch.empty(weight.shape, dtype=weight.dtype, device=total.device)
-    return dx, dbranch, dweight, torch.empty_like(dweight) if biased else dweight.new_empty(0)
+    dbranch = new_like(total, branch_dtype) if own else total.new_empty(0, dtype=branch_dtype)
+    dweight = new_like(weight)
+    return dx, dbranch, dweight, new_like(weight) if biased else weight.new_empty(0)
 
 
 _op.register_fake(

@@ -21,6 +21,7 @@ import minitriton.language as tl
 from minitriton.kernels import checks
 from minitriton.kernels.gemm import gemm, sum_partials
 from minitriton.kernels.operator import operator
+from minitriton.kernels.rows import new_like
 
 PRECISIONS = ("tf32", "tf32x3", "ieee")
 SUM_ROWS = 32
@@ -144,31 +145,26 @@ def _check_layer(
     bias: tuple[str, Any],
 ) -> None:  # fmt: skip
     """Each of weight, low and bias is a name and a value."""
-    checks.float_tensor(*weight)
-    if weight[1].dim() != 2 or weight[1].shape[1] != width:
+    name, w = weight[0], checks.float_tensor(*weight)
+    shape = w.shape
+    if len(shape) != 2 or shape[1] != width:
         raise checks.KernelArgumentError(
-            f"argument '{weight[0]}': shape {tuple(weight[1].shape)}; it must be [N, {width}]"
+            f"argument '{name}': shape {tuple(shape)}; it must be [N, {width}]"
         )
-    if weight[1].device != x.device:
-        raise checks.KernelArgumentError(
-            f"argument '{weight[0]}': device {weight[1].device} differs from that of 'x', "
-            f"{x.device}"
-        )
-    if low[1] is None:
-        checks.like_but_shape(*weight, "x", x)
-    else:
+    if w.device != x.device:
+        raise checks.differs("device", name, w, "x", x)
+    if low[1] is not None:
         checks.like_but_shape(*low, "x", x)
-        if low[1].shape != weight[1].shape:
-            raise checks.KernelArgumentError(
-                f"argument '{low[0]}': shape {tuple(low[1].shape)} differs from that of "
-                f"'{weight[0]}', {tuple(weight[1].shape)}"
-            )
+        if low[1].shape != shape:
+            raise checks.differs("shape", *low, name, w)
+    elif w.dtype != x.dtype:
+        raise checks.differs("dtype", name, w, "x", x)
     if bias[1] is not None:
-        checks.like_but_shape(*bias, *weight)
-        if bias[1].shape != weight[1].shape[:1]:
+        checks.like_but_shape(*bias, name, w)
+        if bias[1].shape != shape[:1]:
             raise checks.KernelArgumentError(
-                f"argument '{bias[0]}': shape {tuple(bias[1].shape)}; '{weight[0]}' of shape "
-                f"{tuple(weight[1].shape)} needs ({weight[1].shape[0]},)"
+                f"argument '{bias[0]}': shape {tuple(bias[1].shape)}; '{name}' of shape "
+                f"{tuple(shape)} needs ({shape[0]},)"
             )
 
 
@@ -180,19 +176,26 @@ def _matrix(x: torch.Tensor) -> torch.Tensor:
 
 
 def _new(x: torch.Tensor, width: int) -> torch.Tensor:
-    return torch.empty(*x.shape[:-1], width, dtype=x.dtype, device=x.device)
+    return x.new_empty(*x.shape[:-1], width)
 
 
 def _dense(bias: torch.Tensor | None) -> torch.Tensor | None:
     return None if bias is None else bias.contiguous()
 
 
-def _room(like: list[torch.Tensor], wanted: list[bool]) -> list[torch.Tensor]:
-    """Uninitialised gradients of tensors; empty ones where none is wanted."""
-    return [
-        torch.empty(x.shape if want else 0, dtype=x.dtype, device=x.device)
-        for x, want in zip(like, wanted, strict=True)
+def _room(
+    like: list[torch.Tensor], layers: list[torch.Tensor], wanted: list[bool]
+) -> list[torch.Tensor]:
+    """Uninitialised gradients of tensors, and of biases beside weights; empty ones where none is
+    wanted."""
+    tensors = [
+        new_like(x) if want else x.new_empty(0) for x, want in zip(like, wanted, strict=False)
     ]
+    biases = [
+        w.new_empty(w.shape[0] if want else 0)
+        for w, want in zip(layers, wanted[len(like) :], strict=True)
+    ]
+    return tensors + biases
 
 
 @operator("linear")
@@ -202,7 +205,7 @@ def _linear_op(
 ) -> torch.Tensor:  # fmt: skip
     out = _new(x, weight.shape[0])
     factor = weight if low is None else low
-    gemm(_matrix(x), factor.T, _matrix(out), bias=_dense(bias), precision=precision)
+    gemm(_matrix(x), factor.T, out, bias=_dense(bias), precision=precision)
     return out
 
 
@@ -212,10 +215,10 @@ def _linear_backward_op(
     wanted: list[bool], precision: str,
 ) -> list[torch.Tensor]:  # fmt: skip
     """Gradients of x, weight and bias; those that are not wanted are empty."""
-    dx, dweight, dbias = gradients = _room([x, weight, weight[:, 0]], wanted)
+    dx, dweight, dbias = gradients = _room([x, weight], [weight], wanted)
     dy, a = _matrix(grad), _matrix(x)
     if wanted[0]:
-        gemm(dy, weight if low is None else low, _matrix(dx), precision=precision)
+        gemm(dy, weight if low is None else low, dx, precision=precision)
     if wanted[1]:
         gemm(dy.T, a, dweight, precision=precision)
     if wanted[2]:
@@ -233,11 +236,11 @@ def _mlp_op(
     out, pre, inner = _new(x, down.shape[0]), _new(x, up.shape[0]), _new(x, up.shape[0])
     first, second = (up if low_up is None else low_up), (down if low_down is None else low_down)
     gemm(
-        _matrix(x), first.T, _matrix(inner), bias=_dense(up_bias), pre=_matrix(pre),
-        epilogue="gelu", precision=precision,
+        _matrix(x), first.T, inner, bias=_dense(up_bias), pre=pre, epilogue="gelu",
+        precision=precision,
     )  # fmt: skip
     bias = _dense(down_bias)
-    gemm(_matrix(inner), second.T, _matrix(out), bias=bias, precision=precision)
+    gemm(_matrix(inner), second.T, out, bias=bias, precision=precision)
     return out, pre, inner
 
 
@@ -248,7 +251,7 @@ def _mlp_backward_op(
     inner: torch.Tensor, wanted: list[bool], precision: str,
 ) -> list[torch.Tensor]:  # fmt: skip
     """Gradients of x, up, down, up_bias and down_bias; those that are not wanted are empty."""
-    gradients = _room([x, up, down, up[:, 0], down[:, 0]], wanted)
+    gradients = _room([x, up, down], [up, down], wanted)
     dx, dup, ddown, dup_bias, ddown_bias = gradients
     first, second = (up if low_up is None else low_up), (down if low_down is None else low_down)
     dy, a, hidden = _matrix(grad), _matrix(x), _matrix(inner)
@@ -257,9 +260,9 @@ def _mlp_backward_op(
     if wanted[4]:
         column_sum(dy, ddown_bias)
     dpre = torch.empty_like(hidden)
-    gemm(dy, second, dpre, pre=_matrix(pre), epilogue="gelu_backward", precision=precision)
+    gemm(dy, second, dpre, pre=pre, epilogue="gelu_backward", precision=precision)
     if wanted[0]:
-        gemm(dpre, first, _matrix(dx), precision=precision)
+        gemm(dpre, first, dx, precision=precision)
     if wanted[1]:
         gemm(dpre.T, a, dup, precision=precision)
     if wanted[3]:
@@ -269,7 +272,7 @@ def _mlp_backward_op(
 
 _linear_op.register_fake(lambda x, weight, low, bias, precision: _new(x, weight.shape[0]))
 _linear_backward_op.register_fake(
-    lambda grad, x, weight, low, wanted, precision: _room([x, weight, weight[:, 0]], wanted)
+    lambda grad, x, weight, low, wanted, precision: _room([x, weight], [weight], wanted)
 )
 _mlp_op.register_fake(
     lambda x, up, down, low_up, low_down, up_bias, down_bias, precision: (
@@ -278,7 +281,7 @@ _mlp_op.register_fake(
 )  # fmt: skip
 _mlp_backward_op.register_fake(
     lambda grad, x, up, down, low_up, low_down, pre, inner, wanted, precision: _room(
-        [x, up, down, up[:, 0], down[:, 0]], wanted
+        [x, up, down], [up, down], wanted
     )
 )
 

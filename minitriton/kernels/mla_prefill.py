@@ -28,6 +28,7 @@ from minitriton.kernels.attention import (
 from minitriton.kernels.attention_tiles import aligned
 from minitriton.kernels.checks import KernelArgumentError
 from minitriton.kernels.operator import operator
+from minitriton.kernels.rows import new_like
 
 HEADS = 16  # rotated by one program
 
@@ -163,7 +164,7 @@ def _rotate_op(
     x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, first: int, direction: float
 ) -> torch.Tensor:
     """Channels from `first` on of x [B, T, H, C] turned; the others as they are."""
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    out = new_like(x)
     if out.numel() == 0:
         return out
     rows = aligned(x)
@@ -177,9 +178,7 @@ def _rotate_op(
     return out
 
 
-_rotate_op.register_fake(
-    lambda x, cos, sin, first, direction: torch.empty(x.shape, dtype=x.dtype, device=x.device)
-)
+_rotate_op.register_fake(lambda x, cos, sin, first, direction: new_like(x))
 
 
 def _save(ctx: Any, inputs: Any, output: Any) -> None:

@@ -21,7 +21,7 @@ from minitriton.kernels import checks, grouped_gemm
 from minitriton.kernels.moe_routing import Routing
 from minitriton.kernels.norms import rms_norm, rms_norm_reference
 from minitriton.kernels.operator import operator
-from minitriton.kernels.rows import dense
+from minitriton.kernels.rows import dense, new_like
 from minitriton.kernels.situ import situ_glu_reference
 from minitriton.kernels.situ_gemm import glu_config, strided_weight
 
@@ -346,7 +346,7 @@ def _backward_op(
 def _empty_outputs(
     z: torch.Tensor, w13: torch.Tensor, token_of_row: torch.Tensor, save: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    u = torch.empty(z.shape, dtype=z.dtype, device=z.device)
+    u = new_like(z)
     return u, z.new_empty(token_of_row.shape[0] if save else 0, w13.shape[1])
 
 

@@ -35,7 +35,7 @@ from minitriton.kernels.mxfp4_tiles import (
     words_of,
 )
 from minitriton.kernels.operator import operator
-from minitriton.kernels.rows import dense
+from minitriton.kernels.rows import dense, new_like
 
 
 @triton.jit
@@ -209,7 +209,7 @@ def _moe_experts_mxfp4_op(
     token_of_row: torch.Tensor, expert_of_tile: torch.Tensor, beta1: float, beta2: float | None,
     norm_weight: torch.Tensor | None, eps: float, fp8: bool,
 ) -> torch.Tensor:  # fmt: skip
-    u = torch.empty(z.shape, dtype=z.dtype, device=z.device)
+    u = new_like(z)
     if expert_of_tile.shape[0] == 0:
         return u.zero_()
     rows = moe_w4a8.expert_rows if fp8 else _expert_rows
@@ -218,6 +218,4 @@ def _moe_experts_mxfp4_op(
     return u
 
 
-_moe_experts_mxfp4_op.register_fake(
-    lambda z, *rest: torch.empty(z.shape, dtype=z.dtype, device=z.device)
-)
+_moe_experts_mxfp4_op.register_fake(lambda z, *rest: new_like(z))

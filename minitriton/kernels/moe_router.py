@@ -26,7 +26,7 @@ from minitriton.kernels import checks
 from minitriton.kernels.checks import KernelArgumentError
 from minitriton.kernels.moe_routing import EPS, Routing, moe_route_reference, padded_rows
 from minitriton.kernels.operator import operator
-from minitriton.kernels.rows import dense
+from minitriton.kernels.rows import dense, new_like
 
 __all__ = ["Routing", "moe_route", "moe_route_reference", "padded_rows"]
 
@@ -353,7 +353,7 @@ def _sort(members: torch.Tensor, finished: torch.Tensor, tile_rows: int, out: Ro
 def _route_backward_op(
     grad: torch.Tensor, logits: torch.Tensor, chosen: torch.Tensor, scale: float, sigmoid: bool
 ) -> torch.Tensor:
-    dx = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
+    dx = new_like(logits)
     tokens, experts = dx.shape
     if tokens > 0:
         x = dense(logits)
@@ -390,11 +390,7 @@ _route_op.register_fake(
         _empty(logits, topk, tile_rows)
     )
 )
-_route_backward_op.register_fake(
-    lambda grad, logits, chosen, scale, sigmoid: torch.empty(
-        logits.shape, dtype=logits.dtype, device=logits.device
-    )
-)
+_route_backward_op.register_fake(lambda grad, logits, chosen, scale, sigmoid: new_like(logits))
 
 
 def _save(ctx: Any, inputs: Any, output: Any) -> None:

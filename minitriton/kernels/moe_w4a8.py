@@ -27,6 +27,7 @@ from minitriton.kernels.mxfp4_tiles import (
     rows_at,
     weight_ptrs,
 )
+from minitriton.kernels.rows import new_like
 
 SIGNS: tl.constexpr = tl.constexpr(-0x7F7F7F80)  # bit 7 of each byte of a word
 TOP: tl.constexpr = tl.constexpr(27)  # exponent of e5m2 where 0.5 goes: as 6 becomes 1.5 * 2^15
@@ -198,7 +199,7 @@ def quantise(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(e4m3 rows, fp32 scales [R]) of the rows of x, see `quantise_kernel`."""
     rows, columns = x.shape
-    out = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
+    out = new_like(x, torch.float8_e4m3fn)
     scales = torch.empty(rows, dtype=torch.float32, device=x.device)
     block = triton.next_power_of_2(columns)
     quantise_kernel[(rows,)](

@@ -28,7 +28,7 @@ from minitriton.kernels.muon_kernels import (
     orthogonalise,
 )
 from minitriton.kernels.operator import operator
-from minitriton.kernels.rows import rows_of
+from minitriton.kernels.rows import new_like, rows_of
 
 MOONLIGHT = (3.4445, -4.7750, 2.0315)
 PRECISIONS = ("tf32", "tf32x3")
@@ -269,7 +269,7 @@ def _solve(
 def _newton_schulz_op(
     x: torch.Tensor, steps: int, coefficients: list[float], precision: str
 ) -> torch.Tensor:
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    out = new_like(x)
     if out.numel() > 0:
         a, b, c = coefficients
         shape = (-1, *x.shape[-2:])
@@ -297,9 +297,7 @@ def _muon_step_op(
     )  # fmt: skip
 
 
-_newton_schulz_op.register_fake(
-    lambda x, steps, coefficients, precision: torch.empty(x.shape, dtype=x.dtype, device=x.device)
-)
+_newton_schulz_op.register_fake(lambda x, steps, coefficients, precision: new_like(x))
 _muon_step_op.register_fake(
     lambda weight, grad, momentum_buffer, lr, lr_tensor, heads, head_dim_first, weight_decay,
     momentum, nesterov, steps, coefficients, factor, precision: None

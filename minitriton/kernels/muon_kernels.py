@@ -22,6 +22,7 @@ import torch
 
 import minitriton as triton
 import minitriton.language as tl
+from minitriton.kernels.rows import new_like
 
 MATRICES: tl.constexpr = tl.constexpr(5)  # of the iteration per block: R, Z, Z R, and Q twice
 SMALL, LARGE = 64, 128  # rows of a tile
@@ -292,9 +293,7 @@ def momentum_step(
     grad, buffer: [rows, columns] with contiguous rows. The result has the dtype of buffer: it is
     buffer itself or, with nesterov, momentum * buffer + grad.
     """
-    out = (
-        torch.empty(buffer.shape, dtype=buffer.dtype, device=buffer.device) if nesterov else buffer
-    )
+    out = new_like(buffer) if nesterov else buffer
     _momentum_kernel[(buffer.shape[0], triton.cdiv(buffer.shape[1], 1024))](
         grad, buffer, out, grad.stride(0), buffer.stride(0), buffer.shape[1], momentum,
         NESTEROV=nesterov, BLOCK=1024,
@@ -361,7 +360,7 @@ def _orthogonalise_some(
         iterate = _iterate_alone if alone else _iterate_tiled
         iterate(parts, scale if index == 0 else None, work, q, steps, iteration)
         last = index == len(runs) - 1
-        to = out if last else torch.empty(x.shape, dtype=kind, device=x.device)
+        to = out if last else new_like(x, kind)
         first_scale = scale if index == 0 else None
         _apply(q, x, first_scale, to, update if last else None, iteration.precision)
         x = to

@@ -25,6 +25,7 @@ from minitriton.kernels.operator import operator
 from minitriton.kernels.rows import (
     RMS_NORM_TILES,
     backward_warps,
+    new_like,
     norm_tile,
     row_programs,
     row_tile,
@@ -204,11 +205,11 @@ def _check_weight(weight: object, x: torch.Tensor) -> torch.Tensor | None:
 def _forward(
     x: torch.Tensor, gate: torch.Tensor | None, weight: torch.Tensor | None, eps: float
 ) -> torch.Tensor:
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    out = new_like(x)
     if out.numel() == 0:
         return out
-    inner, (m, *rest) = rows_in_place(x, *([] if gate is None else [gate]))
-    g = rest[0] if rest else m
+    inner, found = rows_in_place(x) if gate is None else rows_in_place(x, gate)
+    m, g = found[0], found[-1]
     columns = x.shape[-1]
     tile = norm_tile(columns, x.dtype, RMS_NORM_TILES)
     rows = x.numel() // columns
@@ -228,8 +229,8 @@ def _backward(
     dx, dgate, dweight = _gradients(x, gate, weight, train_weight)
     if dx.numel() == 0:
         return dx, dgate, dweight.zero_()
-    inner, (dy, m, *rest) = rows_in_place(grad, x, *([] if gate is None else [gate]))
-    g = rest[0] if rest else m
+    inner, found = rows_in_place(grad, x) if gate is None else rows_in_place(grad, x, gate)
+    dy, m, g = found[0], found[1], found[-1]
     columns = x.shape[-1]
     height, block, _ = row_tile(columns)
     rows = x.numel() // columns
@@ -252,11 +253,11 @@ def _gradients(
     x: torch.Tensor, gate: torch.Tensor | None, weight: torch.Tensor | None, train_weight: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Room for the gradients; an empty tensor stands for one that nobody asks for."""
-    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    dgate = dx.new_empty(0) if gate is None else torch.empty_like(dx)
+    dx = new_like(x)
+    dgate = dx.new_empty(0) if gate is None else new_like(x)
     if weight is None or not train_weight:
         return dx, dgate, dx.new_empty(0)
-    return dx, dgate, torch.empty(weight.shape, dtype=weight.dtype, device=x.device)
+    return dx, dgate, new_like(weight)
 
 
 @operator("gated_rms_norm")
@@ -274,9 +275,7 @@ def _norm_backward_op(
     return _backward(grad, x, gate, weight, eps, train_weight)
 
 
-_norm_op.register_fake(
-    lambda x, gate, weight, eps: torch.empty(x.shape, dtype=x.dtype, device=x.device)
-)
+_norm_op.register_fake(lambda x, gate, weight, eps: new_like(x))
 _norm_backward_op.register_fake(
     lambda grad, x, gate, weight, eps, train_weight: _gradients(x, gate, weight, train_weight)
 )

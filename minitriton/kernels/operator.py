@@ -9,10 +9,14 @@ else looks at the dispatcher; plain eager calls go straight to the function, thr
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, compress
 from typing import Any
 
 import torch
+from torch._C import _len_torch_dispatch_stack, _len_torch_function_stack
+from torch._C._functorch import is_functorch_wrapped_tensor, peek_interpreter_stack
+from torch.compiler import is_compiling
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
@@ -29,7 +33,10 @@ class Operator:
         self._function, self._signature = function, inspect.signature(function)
         names = list(self._signature.parameters)
         self._mutated = tuple(names.index(arg) for arg in mutates_args)
-        self._differentiable: type[torch.autograd.Function] | None = None
+        types = [str(argument.type) for argument in self._op._opoverload._schema.arguments]
+        self._is_tensor = ["Tensor" in type_ for type_ in types]
+        self._has_lists = any("List[Tensor]" in type_ for type_ in types)
+        self._apply: Callable[..., Any] | None = None
 
     def register_fake(self, fake: Callable[..., Any]) -> None:
         """What the results look like, as for torch.library.custom_op."""
@@ -49,56 +56,45 @@ class Operator:
                 setup_context(ctx=ctx, inputs=args, output=result)
                 return result
 
-            @staticmethod
-            def backward(ctx: Any, *grads: Any) -> Any:
-                return backward(ctx, *grads)
-
-        self._differentiable = Differentiable
+        Differentiable.backward = staticmethod(backward)
+        if not self._has_lists:  # tensors in lists would be none to it
+            # what torch.autograd.Function.apply comes to without functorch's transforms
+            base = torch.autograd.Function
+            self._apply = super(base, Differentiable).apply  # type: ignore[misc]  # a class is fine
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The results; which way the call takes changes nothing about them."""
         if kwargs:
-            bound = self._signature.bind(*args, **kwargs)
-            args = bound.args
-        if torch.compiler.is_compiling() or not _undisturbed():
+            args = self._signature.bind(*args, **kwargs).args
+        # modes and functorch's transforms intercept operators
+        if (
+            is_compiling()
+            or _len_torch_dispatch_stack()
+            or _len_torch_function_stack()
+            or peek_interpreter_stack() is not None
+        ):
             return self._op(*args)
-        wants_grad, plain = _survey(args)
-        if not plain:
-            return self._op(*args)
-        if not (wants_grad and torch.is_grad_enabled()):
-            result = self._function(*args)
-            for index in self._mutated:
-                if args[index] is not None:
-                    torch.autograd.graph.increment_version(args[index])
-            return result
-        if self._differentiable is None or any(isinstance(x, list) for x in args):
-            return self._op(*args)
-        return self._differentiable.apply(*args)
+        wants_grad = False
+        found = compress(args, self._is_tensor)
+        for x in _flat(found) if self._has_lists else found:
+            if x is None:
+                continue
+            if type(x) not in _PLAIN or x.is_meta or is_functorch_wrapped_tensor(x):
+                return self._op(*args)
+            if x.requires_grad:
+                wants_grad = True
+        if wants_grad and torch.is_grad_enabled():
+            return (self._apply or self._op)(*args)
+        result = self._function(*args)
+        for index in self._mutated:
+            if args[index] is not None:
+                torch.autograd.graph.increment_version(args[index])
+        return result
 
 
-def _undisturbed() -> bool:
-    """Whether nobody intercepts operators: no modes, no functorch transforms."""
-    return (
-        torch._C._len_torch_dispatch_stack() == 0
-        and torch._C._len_torch_function_stack() == 0
-        and torch._C._functorch.peek_interpreter_stack() is None
-    )
-
-
-def _survey(args: Sequence[Any]) -> tuple[bool, bool]:
-    """(whether a tensor requires a gradient, whether all tensors are ordinary ones with data)."""
-    wants_grad = False
-    for x in args:
-        if isinstance(x, torch.Tensor):
-            if type(x) not in _PLAIN or x.is_meta:
-                return wants_grad, False
-            wants_grad |= x.requires_grad
-        elif isinstance(x, list) and x and isinstance(x[0], torch.Tensor):
-            grad, plain = _survey(x)
-            if not plain:
-                return wants_grad, False
-            wants_grad |= grad
-    return wants_grad, True
+def _flat(values: Iterable[Any]) -> Iterator[Any]:
+    """The values, and the items of lists in their place."""
+    return chain.from_iterable(x if isinstance(x, list | tuple) else (x,) for x in values)
 
 
 def operator(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -18,9 +20,16 @@ def dense(x: torch.Tensor) -> torch.Tensor:
 
 def rows_of(x: torch.Tensor) -> torch.Tensor:
     """x as a matrix with contiguous rows: a view where its strides allow one."""
-    return dense(x.reshape(-1, x.shape[-1]))
+    return dense(x if x.dim() == 2 else x.reshape(-1, x.shape[-1]))
 
 
+def new_like(x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Uninitialised, contiguous, on x's device, in its shape and in `dtype` or its own."""
+    # half the host time of torch.empty(x.shape, ...)
+    return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
+
+
+@functools.cache
 def row_tile(columns: int) -> tuple[int, int, int]:
     """(rows, columns, warps) of the tile of a program that holds whole rows."""
     block = max(16, triton.next_power_of_2(columns))
@@ -67,9 +76,13 @@ LAYER_NORM_TILES = {
 
 def norm_tile(columns: int, dtype: torch.dtype, tiles: dict[int, NormTile]) -> NormTile:
     """The tile of rows of `columns` elements of x's dtype."""
-    rows, block, warps = row_tile(columns)
-    plain = NormTile(rows, block, warps)
-    return tiles.get(block, plain) if dtype.itemsize == 2 else plain
+    found = tiles.get(row_tile(columns)[1]) if dtype.itemsize == 2 else None
+    return found or _plain_tile(columns)
+
+
+@functools.cache
+def _plain_tile(columns: int) -> NormTile:
+    return NormTile(*row_tile(columns))
 
 
 def row_programs(tiles: int, block: int) -> int:
@@ -83,8 +96,7 @@ def backward_warps(block: int) -> int:
     return 16 if block >= 4096 else max(4, block // 512)
 
 
-@dataclass(frozen=True)
-class Rows:
+class Rows(NamedTuple):
     """Rows at two distances: row r starts at (r // inner) * outer_stride + (r % inner) * stride."""
 
     tensor: torch.Tensor
@@ -98,6 +110,9 @@ def rows_in_place(*tensors: torch.Tensor) -> tuple[int, list[Rows]]:
     A slice [B, T, H, d] of a fused projection has rows at two distances, one from head to head and
     one from token to token. inner = 1 where one distance is enough for all.
     """
+    if all(x.is_contiguous() for x in tensors):
+        columns = tensors[0].shape[-1]
+        return 1, [Rows(x, columns, 0) for x in tensors]
     shape = tensors[0].shape
     lengths = [1, *(shape[split:-1].numel() for split in range(len(shape) - 2, 0, -1))]
     usable = [x if any(_rows(x, n) for n in lengths) else x.contiguous() for x in tensors]

@@ -17,7 +17,7 @@ from minitriton.kernels import checks
 from minitriton.kernels.checks import KernelArgumentError
 from minitriton.kernels.gemm import sum_partials
 from minitriton.kernels.operator import operator
-from minitriton.kernels.rows import rows_of
+from minitriton.kernels.rows import new_like, rows_of
 
 BLOCK = 1024  # elements of a row per program
 PROGRAMS = 1056  # of the backward pass: enough for any GPU, few enough to keep partial sums small
@@ -85,7 +85,7 @@ def scalar_residual_reference(
 
 @operator("scalar_residual")
 def _residual_op(x: torch.Tensor, skip: torch.Tensor, alpha: torch.Tensor) -> torch.Tensor:
-    out = x.new_empty(x.shape)
+    out = new_like(x)
     if out.numel() > 0:
         a, b = rows_of(x), rows_of(skip)
         rows, columns = a.shape
@@ -99,7 +99,7 @@ def _residual_op(x: torch.Tensor, skip: torch.Tensor, alpha: torch.Tensor) -> to
 def _residual_backward_op(
     grad: torch.Tensor, skip: torch.Tensor, alpha: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    dskip, dalpha = skip.new_empty(skip.shape), alpha.new_empty(alpha.shape)
+    dskip, dalpha = new_like(skip), new_like(alpha)
     if dskip.numel() == 0:
         return dskip, dalpha.zero_()
     dy, b = rows_of(grad), rows_of(skip)
@@ -113,10 +113,8 @@ def _residual_backward_op(
     return dskip, dalpha
 
 
-_residual_op.register_fake(lambda x, skip, alpha: x.new_empty(x.shape))
-_residual_backward_op.register_fake(
-    lambda grad, skip, alpha: (skip.new_empty(skip.shape), alpha.new_empty(alpha.shape))
-)
+_residual_op.register_fake(lambda x, skip, alpha: new_like(x))
+_residual_backward_op.register_fake(lambda grad, skip, alpha: (new_like(skip), new_like(alpha)))
 
 
 def _save(ctx: Any, inputs: Any, output: Any) -> None:

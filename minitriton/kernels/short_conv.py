@@ -25,7 +25,7 @@ from minitriton.kernels import short_conv_kernels as kernels
 from minitriton.kernels.checks import KernelArgumentError
 from minitriton.kernels.operator import operator
 from minitriton.kernels.packing import bounds_on, count_sequences
-from minitriton.kernels.rows import dense
+from minitriton.kernels.rows import dense, new_like
 
 WIDTHS = (2, 3, 4)
 SPAN = 128  # channels of a program where no norm asks for whole heads
@@ -303,10 +303,7 @@ def _empty_outputs(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     dtype = x.dtype if state is None else state.dtype
     shape = (sequences, weight.shape[1] - 1, x.shape[2]) if final else (0,)
-    return (
-        torch.empty(x.shape, dtype=x.dtype, device=x.device),
-        torch.empty(shape, dtype=dtype, device=x.device),
-    )
+    return new_like(x), torch.empty(shape, dtype=dtype, device=x.device)
 
 
 def _empty_gradients(
@@ -315,9 +312,7 @@ def _empty_gradients(
     """Room for the gradients; an empty tensor stands for that of an absent argument."""
 
     def room(like: torch.Tensor | None) -> torch.Tensor:
-        if like is None:
-            return x.new_empty(0)
-        return torch.empty(like.shape, dtype=like.dtype, device=x.device)
+        return x.new_empty(0) if like is None else new_like(like)
 
     return room(x), room(weight), room(bias), room(state)
 

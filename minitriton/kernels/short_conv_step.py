@@ -15,7 +15,7 @@ from minitriton.kernels import checks
 from minitriton.kernels import short_conv_kernels as kernels
 from minitriton.kernels.checks import KernelArgumentError
 from minitriton.kernels.operator import operator
-from minitriton.kernels.rows import dense
+from minitriton.kernels.rows import dense, new_like
 from minitriton.kernels.short_conv import (
     AHEAD,
     check_inputs,
@@ -110,7 +110,7 @@ def _step_op(
     x: torch.Tensor, weight: torch.Tensor, state: torch.Tensor, bias: torch.Tensor | None,
     state_indices: torch.Tensor | None, silu: bool, norm: int,
 ) -> torch.Tensor:  # fmt: skip
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    out = new_like(x)
     if out.numel() == 0:
         return out
     tokens = dense(x)
@@ -128,4 +128,4 @@ def _step_op(
 
 @_step_op.register_fake
 def _(x, weight, state, bias, state_indices, silu, norm):
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    return new_like(x)

@@ -12,6 +12,7 @@ backward pass computes the activations again instead of storing them, the gradie
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -20,10 +21,11 @@ import minitriton as triton
 import minitriton.language as tl
 from minitriton.kernels import checks
 from minitriton.kernels.operator import operator
-from minitriton.kernels.rows import rows_of
+from minitriton.kernels.rows import new_like, rows_of
 from minitriton.language.extra import libdevice
 
 BLOCK = 1024  # elements of a row per program
+MOST_ROWS = 65535  # of a launch: the second dimension of a grid
 
 
 @triton.jit
@@ -171,18 +173,18 @@ def _forward(
     gate: torch.Tensor, up: torch.Tensor | None, weight: torch.Tensor | None, beta1: float,
     beta2: float | None,
 ) -> torch.Tensor:  # fmt: skip
-    out = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
+    out = new_like(gate)
     if out.numel() == 0:
         return out
     g = rows_of(gate)
     u = g if up is None else rows_of(up)
-    w = g if weight is None else weight.contiguous().view(-1)
-    for first, rows in _slabs(g.shape[0]):
-        part = slice(first, first + rows)
-        _forward_kernel[(triton.cdiv(g.shape[1], BLOCK), rows)](
-            g[part], u[part], w[part], out.view(g.shape)[part], g.stride(0), u.stride(0),
-            g.shape[1], beta1, beta2 or 1.0, GLU=up is not None, CAPPED=beta2 is not None,
-            WEIGHTED=weight is not None, EXACT=gate.dtype != torch.bfloat16, BLOCK=BLOCK,
+    w = g if weight is None else weight.contiguous()
+    rows, columns = g.shape
+    for count, parts in _slabs(rows, g, u, w, out):
+        _forward_kernel[(triton.cdiv(columns, BLOCK), count)](
+            *parts, g.stride(0), u.stride(0), columns, beta1, beta2 or 1.0, GLU=up is not None,
+            CAPPED=beta2 is not None, WEIGHTED=weight is not None,
+            EXACT=gate.dtype != torch.bfloat16, BLOCK=BLOCK,
         )  # fmt: skip
     return out
 
@@ -196,16 +198,14 @@ def _backward(
         return dgate, dup, dweight.zero_()
     dy, g = rows_of(grad), rows_of(gate)
     u = g if up is None else rows_of(up)
-    w = g if weight is None else weight.contiguous().view(-1)
-    across = triton.cdiv(g.shape[1], BLOCK) if weight is None else 1
-    for first, rows in _slabs(g.shape[0]):
-        part = slice(first, first + rows)
-        dg = dgate.view(g.shape)[part]
-        _backward_kernel[(across, rows)](
-            dy[part], g[part], u[part], w[part], dg, dg if up is None else dup.view(g.shape)[part],
-            dg if weight is None else dweight.view(-1)[part], dy.stride(0), g.stride(0),
-            u.stride(0), g.shape[1], beta1, beta2 or 1.0, GLU=up is not None,
-            CAPPED=beta2 is not None, WEIGHTED=weight is not None,
+    w = g if weight is None else weight.contiguous()
+    rows, columns = g.shape
+    across = triton.cdiv(columns, BLOCK) if weight is None else 1
+    outs = dgate, dgate if up is None else dup, dgate if weight is None else dweight
+    for count, parts in _slabs(rows, dy, g, u, w, *outs):
+        _backward_kernel[(across, count)](
+            *parts, dy.stride(0), g.stride(0), u.stride(0), columns, beta1, beta2 or 1.0,
+            GLU=up is not None, CAPPED=beta2 is not None, WEIGHTED=weight is not None,
             EXACT=gate.dtype != torch.bfloat16, BLOCK=BLOCK,
         )  # fmt: skip
     return dgate, dup, dweight
@@ -215,15 +215,18 @@ def _gradients(
     gate: torch.Tensor, up: torch.Tensor | None, weight: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Room for the gradients; an empty tensor stands for that of an absent argument."""
-    dgate = _empty(gate)
-    dup = dgate.new_empty(0) if up is None else _empty(up)
-    return dgate, dup, dgate.new_empty(0) if weight is None else _empty(weight)
+    dgate = new_like(gate)
+    dup = dgate.new_empty(0) if up is None else new_like(up)
+    return dgate, dup, dgate.new_empty(0) if weight is None else new_like(weight)
 
 
-def _slabs(rows: int) -> list[tuple[int, int]]:
-    """(first, count) of slabs of rows that fit the second dimension of a grid."""
-    limit = 65535
-    return [(first, min(limit, rows - first)) for first in range(0, rows, limit)]
+def _slabs(rows: int, *tensors: torch.Tensor) -> Iterable[tuple[int, tuple[torch.Tensor, ...]]]:
+    """Slabs of rows that fit the second dimension of a grid: how many rows, and those of each
+    tensor, of which there are `rows`."""
+    if rows <= MOST_ROWS:
+        return [(rows, tensors)]
+    pieces = [x.view(rows, -1).split(MOST_ROWS) for x in tensors]
+    return [(parts[0].shape[0], parts) for parts in zip(*pieces, strict=True)]
 
 
 @operator("situ")
@@ -252,13 +255,9 @@ def _situ_glu_backward_op(
     return _backward(grad, gate, up, weight, beta1, beta2)
 
 
-def _empty(x: torch.Tensor) -> torch.Tensor:
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
-
-
-_situ_op.register_fake(lambda x, beta1: _empty(x))
-_situ_backward_op.register_fake(lambda grad, x, beta1: _empty(x))
-_situ_glu_op.register_fake(lambda gate, up, weight, beta1, beta2: _empty(gate))
+_situ_op.register_fake(lambda x, beta1: new_like(x))
+_situ_backward_op.register_fake(lambda grad, x, beta1: new_like(x))
+_situ_glu_op.register_fake(lambda gate, up, weight, beta1, beta2: new_like(gate))
 _situ_glu_backward_op.register_fake(
     lambda grad, gate, up, weight, beta1, beta2: _gradients(gate, up, weight)
 )

@@ -67,6 +67,37 @@ def test_compiled_fake_and_meta_calls_go_through_the_dispatcher(tensors):
     assert len(calls) == 1
 
 
+def test_tensors_that_escaped_a_transform(tensors):
+    """functorch left a wrapper around them, which has no memory of its own."""
+    op, _ = make("escaped")
+    escaped, x = [], torch.randn(3)
+    torch.func.grad(lambda y: escaped.append(y) or y.sum())(x)
+    for recorded in (True, False):
+        with torch.set_grad_enabled(recorded):
+            out = op(escaped[0], tensors[1], 2.0)[0]
+        assert torch.equal(out, x * tensors[1] * 2) and out.requires_grad is recorded
+    (dw,) = torch.autograd.grad(op(escaped[0], tensors[1], 2.0)[0].sum(), tensors[1])
+    assert torch.equal(dw, x * 2)
+
+
+def test_tensors_in_lists(tensors):
+    """They are looked at, and their gradients are the dispatcher's matter."""
+
+    def total(xs: list[torch.Tensor], scale: float) -> torch.Tensor:
+        return torch.stack(xs).sum(0) * scale
+
+    op = operator("test_total")(total)
+    op.register_fake(lambda xs, scale: torch.empty_like(xs[0]))
+    op.register_autograd(
+        lambda ctx, grad: ([grad * 2.0] * 2, None), setup_context=lambda ctx, inputs, output: None
+    )
+    gradients = torch.autograd.grad(op(list(tensors), 2.0).sum(), tensors)
+    assert all(torch.equal(g, torch.full((3,), 2.0)) for g in gradients)
+    with torch.no_grad():
+        assert torch.equal(op(list(tensors), 2.0), (tensors[0] + tensors[1]) * 2)
+        assert op([torch.empty(3, device="meta")] * 2, 1.0).is_meta
+
+
 def test_mutation_is_seen_by_autograd():
     def fill(x: torch.Tensor, value: float) -> None:
         x.fill_(value)

@@ -1,5 +1,7 @@
 """SiTU and SiTU-GLU against fp64, as torch operators, and refused arguments."""
 
+import sys
+
 import pytest
 import torch
 
@@ -79,6 +81,24 @@ def test_routing_weights_of_strided_rows(device):
     weight = torch.rand(6, 3, device=device)[:, 1]
     expected = situ_glu_reference(gate.double(), up.double(), 4.0, None, weight.double())
     assert relative(situ_glu(gate, up, 4.0, None, weight), expected) < 2e-6
+
+
+def test_more_rows_than_a_grid_has(device, monkeypatch):
+    """They go in several launches, which begin further on in each tensor."""
+    monkeypatch.setattr(sys.modules["minitriton.kernels.situ"], "MOST_ROWS", 4)
+    both = torch.randn(2, 5, 2 * 24, device=device, requires_grad=True)
+    weight = torch.rand(2, 5, device=device, requires_grad=True)
+    exact = [t.detach().double().requires_grad_() for t in (both, weight)]
+    for scale in (None, weight):
+        gate, up = both.chunk(2, dim=-1)
+        out = situ_glu(gate, up, weight=scale)
+        e_gate, e_up = exact[0].chunk(2, dim=-1)
+        expected = situ_glu_reference(e_gate, e_up, weight=None if scale is None else exact[1])
+        assert relative(out, expected) < 2e-6
+        given = [both] if scale is None else [both, weight]
+        wanted = torch.autograd.grad(expected.sum(), exact[: len(given)])
+        for mine, true in zip(torch.autograd.grad(out.sum(), given), wanted, strict=True):
+            assert relative(mine, true) < 1e-5
 
 
 def test_extreme_inputs_stay_bounded(device):

@@ -184,6 +184,22 @@ def test_all_values_are_seen_as_specialize_sees_them(gpu: Gpu, make: Any, skippe
     assert symbols == 3  # (tl.float32, X): a dtype stands for an array
 
 
+def test_constexprs_that_are_equal_are_told_apart(gpu: Gpu, make: Any) -> None:
+    def chosen(x, C: "tl.constexpr"):
+        pass
+
+    kernel = make(chosen)
+    values = [1, True, 1.0, "1", "True", 0, False, None, "None", "", (1,), (True,), tl.float32]
+    compiled: dict[str, Any] = {}
+    for value in [*values, *reversed(values)]:
+        found = kernel[(1,)](X, value)
+        assert compiled.setdefault(repr(value), found) is found
+        seen = found.spec.param("C").value
+        assert (type(seen), seen) == (type(value), value)
+    assert len({id(found) for found in compiled.values()}) == len(values)
+    assert gpu.general == 0
+
+
 def test_a_kind_of_tuple_is_understood_once(gpu: Gpu, make: Any, monkeypatch: Any) -> None:
     kernel = make(plain)
     first = kernel[(1,)]((X, 5, Pair(Y, None)), Y, 3)

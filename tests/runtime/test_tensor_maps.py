@@ -153,7 +153,7 @@ def test_maps_are_kept_and_get_new_addresses(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(tensor_maps, "_encode", encode)
     monkeypatch.setattr(tensor_maps, "_with_address", readdress)
-    monkeypatch.setattr(tensor_maps, "CACHED", 3)
+    monkeypatch.setattr(tensor_maps, "CACHED", 2)
     maps = tensor_maps.encoder([SPEC], 4)
     first = maps(4096, 7, 100, 104)
     assert maps(4096, 7, 100, 104) is first and len(made) == 1
@@ -161,8 +161,10 @@ def test_maps_are_kept_and_get_new_addresses(monkeypatch: pytest.MonkeyPatch) ->
     assert maps(0, 7, 100, 104) is None  # of an empty tensor
     other = maps(8192, 7, 100, 104)  # of the same shape
     assert [other] == tensor_maps.packed([SPEC], [8192, 7, 100, 104]) and len(made) == 1
-    assert maps(8192, 7, 120, 104) != other and len(made) == 2  # a fourth: the kept are dropped
-    assert maps(4096, 7, 100, 104) == first and len(made) == 3
+    assert maps(8192, 7, 120, 104) != other and len(made) == 2
+    assert maps(8192, 7, 100, 104) == other and len(made) == 2  # kept, as used last
+    maps(8192, 7, 140, 104)  # others are dropped
+    assert maps(4096, 7, 100, 104) == first and len(made) == 4
 
 
 def test_launchers_pass_maps_after_the_values(monkeypatch: pytest.MonkeyPatch) -> None:
