@@ -311,11 +311,35 @@ class AffineAnalysis:
     def non_negative(self, value: Polynomial, arguments: set[int] | None = None) -> bool:
         """Whether `value` is never negative, if the arguments of the kernel that are collected in
         `arguments` are not. Divisors are taken as positive."""
-        lowest = self._without_grid(value)
+        lowest = self._at_last_steps(self._without_grid(value), arguments)
         return all(c > 0 for c in lowest.terms.values()) and all(
             is_non_negative(self.atoms[atom], arguments, positive_divisors=True)
             for atom in lowest.atoms()
         )
+
+    def _at_last_steps(self, value: Polynomial, arguments: set[int] | None) -> Polynomial:
+        """A lower bound of `value` without the induction variables that are subtracted: each is at
+        most one less than the end of its loop."""
+        terms: list[tuple[Monomial, int]] = []
+        found = False
+        for monomial, c in value.terms.items():
+            counted = next(filter(self._is_induction, monomial), None) if c < 0 else None
+            rest = _without(monomial, counted)
+            if counted is None or not self.non_negative(Polynomial({rest: 1}), arguments):
+                terms.append((monomial, c))
+                continue
+            end = self.of(_loop_of(self.atoms[counted]).operands[1])
+            assert end is not None, "scalars always have a form"
+            terms += ((end.scalar - ONE) * Polynomial({rest: c})).terms.items()
+            found = True
+        # ends may subtract variables of loops further out
+        return self._at_last_steps(_collect(terms), arguments) if found else value
+
+    def _is_induction(self, atom: int) -> bool:
+        value = self.atoms[atom]
+        if not isinstance(value, ir.BlockArgument) or value.owner == self._entry:
+            return False
+        return ir.BlockArgument(value).arg_number == 0 and _loop_of(value).name == "scf.for"
 
     def _without_grid(self, value: Polynomial) -> Polynomial:
         """A lower bound of `value` without the sizes of the grid: each is at least id + 1."""
@@ -333,6 +357,19 @@ class AffineAnalysis:
             else:
                 terms.append((monomial, c))
         return _collect(terms)
+
+
+def _loop_of(value: Value) -> ir.Operation:
+    """The op whose region has the block argument `value`."""
+    return ir.BlockArgument(value).owner.owner.operation
+
+
+def _without(monomial: Monomial, atom: int | None) -> Monomial:
+    """`monomial` over one of its atoms."""
+    left = list(monomial)
+    if atom is not None:
+        left.remove(atom)
+    return tuple(left)
 
 
 def _moved(a: Affine, move: Callable[[list[int | None]], list[int | None]]) -> Affine:

@@ -64,9 +64,8 @@ def backward(
     operands = prepare(q, k, g, beta, a_log, dt_bias, options, chunks)
     scan(operands, v, initial, options, chunks, Results(out, final, states, values))
     reverse_scan(
-        operands, dout, beta, dfinal, None if initial is None else dinitial, options, chunks,
-        dstates, x,
-    )  # fmt: skip
+        operands, dout, dfinal, None if initial is None else dinitial, options, chunks, dstates, x
+    )
     ab = q.new_empty(count, heads, 2, CHUNK, CHUNK, dtype=dtype)
     norms = q.new_empty(*q.shape[:3], 4, dtype=torch.float32)
     if count * heads:
