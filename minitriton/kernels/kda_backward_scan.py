@@ -78,10 +78,10 @@ def _reverse_scan_kernel(
             1, TURNED, TURNED, 1, BLOCK,
         )  # fmt: skip
         # each operand is loaded where it is used: were they not pipelined, registers would not do
-        scores = tl.load(scores_ptr + square + square_at)
-        dvalues = kda_states.times(tl.trans(scores), dout, None, TURNED, PRECISION)
         k_out = tl.load(k_out_ptr + operand + operand_at)
-        dvalues = kda_states.times(k_out, leaving, dvalues, TURNED, PRECISION).to(DTYPE)
+        dvalues = kda_states.times(k_out, leaving, None, TURNED, PRECISION)
+        scores = tl.load(scores_ptr + square + square_at)
+        dvalues = kda_states.times(tl.trans(scores), dout, dvalues, TURNED, PRECISION).to(DTYPE)
         inverse = tl.load(inverse_ptr + square + square_at)
         x = kda_states.times(tl.trans(inverse), dvalues, None, TURNED, PRECISION)
         place, stride = (first.to(tl.int64) * heads + head) * columns, heads * columns
