@@ -319,27 +319,40 @@ class AffineAnalysis:
 
     def _at_last_steps(self, value: Polynomial, arguments: set[int] | None) -> Polynomial:
         """A lower bound of `value` without the induction variables that are subtracted: each is at
-        most one less than the end of its loop."""
-        terms: list[tuple[Monomial, int]] = []
-        found = False
+        most one less than the end of its loop. Inner ones go first, as that may have outer ones."""
+        subtracted = {
+            monomial: atom
+            for monomial, c in value.terms.items()
+            for atom in monomial
+            if c < 0
+            and self._depth(atom)
+            and self.non_negative(Polynomial({_without(monomial, atom): 1}), arguments)
+        }
+        if not subtracted:
+            return value
+        inner = max(subtracted.values(), key=self._depth)
+        end = self.of(_loop_of(self.atoms[inner]).operands[1])
+        assert end is not None, "scalars always have a form"
+        lowest = Polynomial()
         for monomial, c in value.terms.items():
-            counted = next(filter(self._is_induction, monomial), None) if c < 0 else None
-            rest = _without(monomial, counted)
-            if counted is None or not self.non_negative(Polynomial({rest: 1}), arguments):
-                terms.append((monomial, c))
-                continue
-            end = self.of(_loop_of(self.atoms[counted]).operands[1])
-            assert end is not None, "scalars always have a form"
-            terms += ((end.scalar - ONE) * Polynomial({rest: c})).terms.items()
-            found = True
-        # ends may subtract variables of loops further out
-        return self._at_last_steps(_collect(terms), arguments) if found else value
+            term = Polynomial({monomial: c})
+            if subtracted.get(monomial) == inner:
+                term = (end.scalar - ONE) * Polynomial({_without(monomial, inner): c})
+            lowest = lowest + term
+        return self._at_last_steps(lowest, arguments)
 
-    def _is_induction(self, atom: int) -> bool:
+    def _depth(self, atom: int) -> int:
+        """How many ops are around the body of the loop whose induction variable an atom is; 0 if it
+        is none."""
         value = self.atoms[atom]
         if not isinstance(value, ir.BlockArgument) or value.owner == self._entry:
-            return False
-        return ir.BlockArgument(value).arg_number == 0 and _loop_of(value).name == "scf.for"
+            return 0
+        op, depth = _loop_of(value), 0
+        if op.name != "scf.for" or ir.BlockArgument(value).arg_number:
+            return 0
+        while op.name != "func.func":
+            op, depth = op.parent.operation, depth + 1
+        return depth
 
     def _without_grid(self, value: Polynomial) -> Polynomial:
         """A lower bound of `value` without the sizes of the grid: each is at least id + 1."""
@@ -364,11 +377,10 @@ def _loop_of(value: Value) -> ir.Operation:
     return ir.BlockArgument(value).owner.owner.operation
 
 
-def _without(monomial: Monomial, atom: int | None) -> Monomial:
+def _without(monomial: Monomial, atom: int) -> Monomial:
     """`monomial` over one of its atoms."""
     left = list(monomial)
-    if atom is not None:
-        left.remove(atom)
+    left.remove(atom)
     return tuple(left)
 
 
