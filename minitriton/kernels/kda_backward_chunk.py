@@ -100,7 +100,7 @@ def values_kernel(
     tl.store(square + tiles.CHUNK * tiles.CHUNK, b)
     inside, at = row < rows, place + row * heads
     dbeta = x_values * (1 - beta) if SIGMOID else x_values / tl.where(inside, beta, 1.0)
-    tl.store(dbeta_ptr + at, dbeta.to(dbeta_ptr.dtype.element_ty), mask=inside)
+    tl.store(dbeta_ptr + at, tl.cast(dbeta, dbeta_ptr.dtype.element_ty), mask=inside)
     if L2:
         norm_ptr += 4 * at
         tl.store(norm_ptr + 1, along_q, mask=inside)

@@ -304,9 +304,7 @@ def _scan_kernel(
         state = _advance(state, values, at, decays, TURNED, PRECISION, PARTS, PART)
         if STORE_OUT:
             kda_states.store_rows(out_ptr + place, out, rows, column, columns, stride, TURNED)
-        rounded = (
-            kda_states.rounded(state, DTYPE, PARTS) if KEPT else rounded
-        )  # or it would be in flight
+        rounded = kda_states.rounded(state, DTYPE, PARTS) if KEPT else rounded  # lands here
         if STORE_STATES:
             kda_states.store_rows(values_ptr + place, values, rows, column, columns, stride, TURNED)
     kda_states.store_state(
