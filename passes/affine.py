@@ -311,11 +311,48 @@ class AffineAnalysis:
     def non_negative(self, value: Polynomial, arguments: set[int] | None = None) -> bool:
         """Whether `value` is never negative, if the arguments of the kernel that are collected in
         `arguments` are not. Divisors are taken as positive."""
-        lowest = self._without_grid(value)
+        lowest = self._at_last_steps(self._without_grid(value), arguments)
         return all(c > 0 for c in lowest.terms.values()) and all(
             is_non_negative(self.atoms[atom], arguments, positive_divisors=True)
             for atom in lowest.atoms()
         )
+
+    def _at_last_steps(self, value: Polynomial, arguments: set[int] | None) -> Polynomial:
+        """A lower bound of `value` without the induction variables that are subtracted: each is at
+        most one less than the end of its loop. Inner ones go first, as that may have outer ones."""
+        subtracted = {
+            monomial: atom
+            for monomial, c in value.terms.items()
+            for atom in monomial
+            if c < 0
+            and self._depth(atom)
+            and self.non_negative(Polynomial({_without(monomial, atom): 1}), arguments)
+        }
+        if not subtracted:
+            return value
+        inner = max(subtracted.values(), key=self._depth)
+        end = self.of(_loop_of(self.atoms[inner]).operands[1])
+        assert end is not None, "scalars always have a form"
+        lowest = Polynomial()
+        for monomial, c in value.terms.items():
+            term = Polynomial({monomial: c})
+            if subtracted.get(monomial) == inner:
+                term = (end.scalar - ONE) * Polynomial({_without(monomial, inner): c})
+            lowest = lowest + term
+        return self._at_last_steps(lowest, arguments)
+
+    def _depth(self, atom: int) -> int:
+        """How many ops are around the body of the loop whose induction variable an atom is; 0 if it
+        is none."""
+        value = self.atoms[atom]
+        if not isinstance(value, ir.BlockArgument) or value.owner == self._entry:
+            return 0
+        op, depth = _loop_of(value), 0
+        if op.name != "scf.for" or ir.BlockArgument(value).arg_number:
+            return 0
+        while op.name != "func.func":
+            op, depth = op.parent.operation, depth + 1
+        return depth
 
     def _without_grid(self, value: Polynomial) -> Polynomial:
         """A lower bound of `value` without the sizes of the grid: each is at least id + 1."""
@@ -333,6 +370,18 @@ class AffineAnalysis:
             else:
                 terms.append((monomial, c))
         return _collect(terms)
+
+
+def _loop_of(value: Value) -> ir.Operation:
+    """The op whose region has the block argument `value`."""
+    return ir.BlockArgument(value).owner.owner.operation
+
+
+def _without(monomial: Monomial, atom: int) -> Monomial:
+    """`monomial` over one of its atoms."""
+    left = list(monomial)
+    left.remove(atom)
+    return tuple(left)
 
 
 def _moved(a: Affine, move: Callable[[list[int | None]], list[int | None]]) -> Affine:

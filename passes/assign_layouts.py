@@ -162,7 +162,7 @@ class _Emitter:
         maker = None if isinstance(value, ir.BlockArgument) else value.owner.operation
         location = maker.location if maker else self.builder.loc
         with self.builder.at(frame.insertion_point(), location):
-            if own is None or (maker is not None and widens(maker)):
+            if own is None or (maker is not None and (widens(maker) or self._masks(maker))):
                 assert maker is not None, "loop-carried tiles are always placed"
                 made = self._compute(maker, layout)
             else:
@@ -171,6 +171,11 @@ class _Emitter:
                 )
         self.forms[value, layout] = made
         return made
+
+    def _masks(self, op: ir.Operation) -> bool:
+        """Whether `op` selects elements of one placed tile: as well done after its conversion."""
+        placed = [v for v in tile_operands(op) if self.choice.layout(v) is not None]
+        return op.name == "arith.select" and len(placed) == 1
 
     def _compute(self, op: ir.Operation, layout: LinearLayout) -> Value:
         """The only result of `op`, made in `layout` at the builder's insertion point."""

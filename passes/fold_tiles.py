@@ -1,7 +1,8 @@
 """Local rewrites of tile ops, one forward walk: splats and broadcasts move towards the end.
 
 Arithmetic on splats becomes scalar arithmetic, arithmetic on broadcasts of one shape is done before
-broadcasting; shape ops on splats vanish; constant pointer offsets add up.
+broadcasting; shape ops on splats and transposes of transposes vanish; constant pointer offsets add
+up.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from minitriton.passes.traversal import (
     attributes_of,
     blocks_of,
     defining_op,
+    int_array,
     integer_constant,
     ops_of,
     splat_constant,
@@ -82,6 +84,19 @@ def _broadcast_twice(op: ir.Operation) -> Value | None:
     if inner is None or inner.name != "mt.broadcast":
         return None
     return _builder(op).op("mt.broadcast", op.results[0].type, [inner.operands[0]])
+
+
+def _trans_twice(op: ir.Operation) -> Value | None:
+    """trans(trans(x)) = x, or one trans where the orders do not cancel out."""
+    inner = defining_op(op.operands[0])
+    if inner is None or inner.name != "mt.trans":
+        return None
+    first, source = int_array(inner, "order"), inner.operands[0]
+    order = [first[dim] for dim in int_array(op, "order")]
+    if order == list(range(len(order))):
+        return source
+    attributes = {"order": ir.DenseI32ArrayAttr.get(order)}
+    return _builder(op).op("mt.trans", op.results[0].type, [source], attributes)
 
 
 def _scalar_form(op: ir.Operation) -> Value | None:
@@ -179,6 +194,6 @@ SHAPE_RULES = {
     "mt.broadcast": (_shape_of_splat, _broadcast_twice),
     "mt.expand_dims": (_shape_of_splat,),
     "mt.reshape": (_shape_of_splat,),
-    "mt.trans": (_shape_of_splat,),
+    "mt.trans": (_shape_of_splat, _trans_twice),
 }
 ELEMENTWISE_RULES = {"mt.addptr": (_add_offsets,), "arith.select": (_select_of_load,)}

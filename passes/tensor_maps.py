@@ -262,6 +262,10 @@ class _Planner:
             by_stride[fixed] = by_stride.get(fixed, Polynomial()) + term
         dims = []
         for fixed, coordinate in by_stride.items():
+            amount = offset.terms.get(fixed, 0)
+            inside = self._inside(coordinate, amount)
+            if inside != coordinate:
+                coordinate, offset = inside, offset - Polynomial({fixed: amount})
             unit = STRIDE_BYTES // self._size
             stride, scaled = Polynomial({fixed: 1}), coordinate
             if not self._divisible(stride):  # a constant factor may help

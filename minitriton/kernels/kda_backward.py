@@ -65,23 +65,22 @@ def backward(
     operands = prepare(q, k, g, beta, a_log, dt_bias, options, chunks)
     scan(operands, v, initial, options, chunks, Results(out, final, states, values))
     reverse_scan(
-        operands, dout, beta, dfinal, None if initial is None else dinitial, options, chunks,
-        dstates, x,
-    )  # fmt: skip
+        operands, dout, dfinal, None if initial is None else dinitial, options, chunks, dstates, x
+    )
     ab = q.new_empty(count, heads, 2, CHUNK, CHUNK, dtype=dtype)
     norms = q.new_empty(*q.shape[:3], 4, dtype=torch.float32)
     if count * heads:
         wide, summed = _tile(q, columns)
         values_kernel[(count * heads,)](
-            q, k, v, beta, dout, v if out is None else out, x, values, chunks.chunk, dv, dbeta, ab,
-            norms, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *beta.stride(),
+            q, k, v, operands.beta, dout, v if out is None else out, x, values, chunks.chunk, dv,
+            dbeta, ab, norms, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
             *dout.stride()[:3], q.shape[1], heads, keys, columns, L2=l2,
             SIGMOID=options.beta_sigmoid, PRECISION="tf32x3" if exact else "tf32", BK=wide,
             BV=summed, num_warps=4 if since_hopper(q) and wide == 64 else WARPS,
         )  # fmt: skip
     bounded = options.finest == 16 and not exact
     through = through_states(
-        operands, q, dout, x, values, beta, states, dstates, options, chunks, exact or bounded
+        operands, q, dout, x, values, states, dstates, chunks, exact or bounded
     )
     sums = keys_gradients(
         through, q, k, g, a_log, dt_bias, options, chunks, ab, norms, dq, dk, dg, bounded
@@ -105,8 +104,8 @@ class Through(NamedTuple):
 
 def through_states(
     operands: Operands, q: torch.Tensor, dout: torch.Tensor, x: torch.Tensor,
-    values: torch.Tensor, beta: torch.Tensor, states: torch.Tensor, dstates: torch.Tensor,
-    options: Options, chunks: Chunks, replace: bool,
+    values: torch.Tensor, states: torch.Tensor, dstates: torch.Tensor, chunks: Chunks,
+    replace: bool,
 ) -> Through:  # fmt: skip
     """The products with states; they replace q_in, k_in and k_out, or are new and in fp32."""
     count, heads, keys, columns = states.shape
@@ -119,9 +118,8 @@ def through_states(
     made = Through(read, known, written, kept)
     if count * heads:
         states_kernel[(count * heads * triton.cdiv(keys, wide),)](
-            dout, x, values, beta, states, dstates, chunks.chunk, *made,
-            *dout.stride()[:3], *beta.stride(), dout.shape[1], heads, keys, columns,
-            SIGMOID=options.beta_sigmoid,
+            dout, x, values, operands.beta, states, dstates, chunks.chunk, *made,
+            *dout.stride()[:3], dout.shape[1], heads, keys, columns,
             PRECISION="tf32x3" if q.dtype == torch.float32 else "tf32",
             BLOCK=operands.q_in.shape[3], BK=wide, BV=summed, STAGES=2, num_warps=4,
         )  # fmt: skip

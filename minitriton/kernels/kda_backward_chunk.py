@@ -57,9 +57,9 @@ def _l2_scale(x_ptr, stride, rows, keys, BK: tl.constexpr):
 def values_kernel(
     q_ptr, k_ptr, v_ptr, beta_ptr, dout_ptr, out_ptr, x_ptr, values_ptr, chunk_ptr, dv_ptr,
     dbeta_ptr, ab_ptr, norm_ptr, q_batch, q_token, q_head, k_batch, k_token, k_head, v_batch,
-    v_token, v_head, beta_batch, beta_token, beta_head, dout_batch, dout_token, dout_head, tokens,
-    heads, keys, columns, L2: tl.constexpr, SIGMOID: tl.constexpr, PRECISION: tl.constexpr,
-    BK: tl.constexpr, BV: tl.constexpr,
+    v_token, v_head, dout_batch, dout_token, dout_head, tokens, heads, keys, columns,
+    L2: tl.constexpr, SIGMOID: tl.constexpr, PRECISION: tl.constexpr, BK: tl.constexpr,
+    BV: tl.constexpr,
 ):  # fmt: skip
     """One chunk of one head: A and B, dv, dbeta, and per token what the L2 norms need."""
     program = tl.program_id(0).to(tl.int64)
@@ -70,8 +70,8 @@ def values_kernel(
     place, stride = first.to(tl.int64) * heads + head, heads * columns
     v_ptr += batch * v_batch + token * v_token + head * v_head
     dout_ptr += batch * dout_batch + token * dout_token + head * dout_head
-    beta_ptr += batch * beta_batch + token * beta_token + head * beta_head
-    beta = tiles.load_beta(beta_ptr, beta_token, rows, SIGMOID)
+    row = tl.arange(0, tiles.CHUNK)
+    beta = tl.load(beta_ptr + program * tiles.CHUNK + row)
     a = tl.zeros([tiles.CHUNK, tiles.CHUNK], tl.float32)
     b = tl.zeros([tiles.CHUNK, tiles.CHUNK], tl.float32)
     x_values = tl.zeros([tiles.CHUNK], tl.float32)
@@ -91,7 +91,6 @@ def values_kernel(
             x_v += tl.sum(x * tiles.load_rows(v_ptr + start, v_token, rows, width, BV), axis=1)
             out = tiles.load_rows(out_ptr + at, stride, rows, width, BV)
             along_q += tl.sum(out * dout.to(tl.float32), axis=1)
-    row = tl.arange(0, tiles.CHUNK)
     column = row[None, :]
     square = (
         ab_ptr + program * (2 * tiles.CHUNK * tiles.CHUNK) + row[:, None] * tiles.CHUNK + column
@@ -101,7 +100,7 @@ def values_kernel(
     tl.store(square + tiles.CHUNK * tiles.CHUNK, b)
     inside, at = row < rows, place + row * heads
     dbeta = x_values * (1 - beta) if SIGMOID else x_values / tl.where(inside, beta, 1.0)
-    tl.store(dbeta_ptr + at, dbeta.to(dbeta_ptr.dtype.element_ty), mask=inside)
+    tl.store(dbeta_ptr + at, tl.cast(dbeta, dbeta_ptr.dtype.element_ty), mask=inside)
     if L2:
         norm_ptr += 4 * at
         tl.store(norm_ptr + 1, along_q, mask=inside)
@@ -115,9 +114,9 @@ def values_kernel(
 @triton.jit(do_not_specialize=["tokens"])
 def states_kernel(
     dout_ptr, x_ptr, values_ptr, beta_ptr, states_ptr, dstates_ptr, chunk_ptr, read_ptr,
-    known_ptr, written_ptr, kept_ptr, dout_batch, dout_token, dout_head, beta_batch, beta_token,
-    beta_head, tokens, heads, keys, columns, SIGMOID: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, STAGES: tl.constexpr,
+    known_ptr, written_ptr, kept_ptr, dout_batch, dout_token, dout_head, tokens, heads, keys,
+    columns, PRECISION: tl.constexpr, BLOCK: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """dO S^T, beta X S^T and V' D^T, BK channels of one chunk of one head.
 
@@ -150,9 +149,8 @@ def states_kernel(
         values = _load(values_ptr + at, stride, rows, left, tiles.CHUNK, BV)
         written = tl.dot(dstate, tl.trans(values), written, input_precision=PRECISION)
         kept += tl.sum(state.to(tl.float32) * dstate.to(tl.float32), axis=1)
-    beta_ptr += batch * beta_batch + token * beta_token + head * beta_head
-    known *= tiles.load_beta(beta_ptr, beta_token, rows, SIGMOID)[None, :]
     channel, row = tl.arange(0, BK), tl.arange(0, tiles.CHUNK)[None, :]
+    known *= tl.load(beta_ptr + program * tiles.CHUNK + row)
     at = program * (tiles.CHUNK * BLOCK) + (start + channel[:, None]) * tiles.TILE
     at += row // tiles.TILE * (tiles.TILE * BLOCK) + row % tiles.TILE
     inside = channel[:, None] < width

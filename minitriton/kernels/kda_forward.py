@@ -20,10 +20,12 @@ import torch
 
 import minitriton as triton
 import minitriton.language as tl
+from minitriton.kernels import kda_states
 from minitriton.kernels import kda_tiles as tiles
 from minitriton.kernels.devices import has_warpgroups, since_hopper
 from minitriton.kernels.kda_chunks import CHUNK, Chunks
 from minitriton.kernels.kda_prepare import bounded_kernel, inverse_kernel
+from minitriton.kernels.kda_states import ScanTile
 
 WIDEST = 64  # columns of V that a program of the scan holds, at most
 REGISTERS = 168  # of a thread of bounded_kernel: three programs fit a processor; 12 bytes spill
@@ -189,85 +191,19 @@ def _prepare_kernel(
 
 
 @triton.jit
-def _turn(x, TURNED: tl.constexpr):
-    return tl.trans(x) if TURNED else x
-
-
-@triton.jit
-def _down(x, TURNED: tl.constexpr):
-    """Numbers of rows: a column, or a row of what is transposed."""
-    return x[None, :] if TURNED else x[:, None]
-
-
-@triton.jit
-def _times(x, held, total, TURNED: tl.constexpr, PRECISION: tl.constexpr):
-    """total (or None) + x held, of which total, held and the result are transposed if TURNED."""
-    if TURNED:
-        return tl.dot(held, tl.trans(x), total, input_precision=PRECISION)
-    return tl.dot(x, held, total, input_precision=PRECISION)
-
-
-@triton.jit
-def _state_places(key, column, p, keys, columns, key_stride, column_stride, TURNED: tl.constexpr,
-                  PART: tl.constexpr):  # fmt: skip
-    """Where part `p` of a state lies from its first element on, and which elements exist."""
-    key, column = _down(key, TURNED), _down(column, not TURNED)
-    at = (p * PART + key) * key_stride + column * column_stride
-    return at, (key < keys - p * PART) & (column < columns)
-
-
-@triton.jit
-def _load_state(ptr, key, column, keys, columns, key_stride, column_stride,
-                INITIAL: tl.constexpr, TURNED: tl.constexpr, PARTS: tl.constexpr,
-                PART: tl.constexpr):  # fmt: skip
-    """The state before the first chunk, in PARTS tiles; zeros without INITIAL."""
-    state = ()
-    for p in tl.static_range(PARTS):
-        at, inside = _state_places(
-            key, column, p, keys, columns, key_stride, column_stride, TURNED, PART
-        )
-        if INITIAL:
-            state = state + (tl.load(ptr + at, mask=inside, other=0.0),)
-        else:
-            state = state + (tl.zeros(at.shape, tl.float32),)
-    return state
-
-
-@triton.jit
-def _rounded(state, DTYPE: tl.constexpr, PARTS: tl.constexpr):
-    """The parts of a state as operands of products."""
-    made = ()
-    for p in tl.static_range(PARTS):
-        made = made + (state[p].to(DTYPE),)
-    return made
-
-
-@triton.jit
-def _store_state(ptr, state, key, column, keys, columns, key_stride, column_stride,
-                 TURNED: tl.constexpr, TURNS: tl.constexpr, PARTS: tl.constexpr,
-                 PART: tl.constexpr):  # fmt: skip
-    """Writes a state; TURNS: it is turned for that, as rows of [keys, columns] are long."""
-    for p in tl.static_range(PARTS):
-        at, inside = _state_places(
-            key, column, p, keys, columns, key_stride, column_stride, TURNED != TURNS, PART
-        )
-        tl.store(ptr + at, _turn(state[p].to(ptr.dtype.element_ty), TURNS), mask=inside)
-
-
-@triton.jit
 def _read(entering, v, k_in_at, q_in_at, STORE_OUT: tl.constexpr, TURNED: tl.constexpr,
           PRECISION: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr):  # fmt: skip
     """What the keys and, with STORE_OUT, the queries of a chunk read from the state before it. If
     not TURNED, less v for the keys: then v takes no registers, and must be waited for at once."""
-    out = tl.zeros(_turn(v, TURNED).shape, tl.float32)
+    out = tl.zeros(kda_states.turn(v, TURNED).shape, tl.float32)
     known = out if TURNED else -v.to(tl.float32)
     for p in tl.static_range(PARTS):
         k_in = tl.load(k_in_at + p * PART)
         held = entering[p].to(k_in.dtype)
-        known = _times(k_in, held, known, TURNED, PRECISION)
+        known = kda_states.times(k_in, held, known, TURNED, PRECISION)
         if STORE_OUT:
             q_in = tl.load(q_in_at + p * PART)
-            out = _times(q_in, held, out, TURNED, PRECISION)
+            out = kda_states.times(q_in, held, out, TURNED, PRECISION)
     return known, out
 
 
@@ -291,15 +227,6 @@ def _residual(v, known, beta, TURNED: tl.constexpr):
 
 
 @triton.jit
-def _store_rows(ptr, x, rows, column, columns, stride, TURNED: tl.constexpr):
-    """Writes x [CHUNK, VALUES], or its transpose, where there are `rows` and `columns`."""
-    row = tl.arange(0, tiles.CHUNK)[:, None]
-    mask = (row < rows) & (column[None, :] < columns)
-    x = _turn(x.to(ptr.dtype.element_ty), TURNED)
-    tl.store(ptr + (row * stride + column[None, :]), x, mask=mask)
-
-
-@triton.jit
 def _advance(state, values, k_out_at, decays, TURNED: tl.constexpr, PRECISION: tl.constexpr,
              PARTS: tl.constexpr, PART: tl.constexpr):  # fmt: skip
     """The state after a chunk, in parts like `state`."""
@@ -307,7 +234,7 @@ def _advance(state, values, k_out_at, decays, TURNED: tl.constexpr, PRECISION: t
     for p in tl.static_range(PARTS):
         k_out = tl.load(k_out_at + p * PART)
         decay = decays[p] if TURNED else tl.load(decays[p])
-        decayed = state[p] * _down(decay, TURNED)
+        decayed = state[p] * kda_states.down(decay, TURNED)
         left, right = (values, k_out) if TURNED else (tl.trans(k_out), values)
         leaving = leaving + (tl.dot(left, right, decayed, input_precision=PRECISION),)
     return leaving
@@ -335,7 +262,7 @@ def _scan_kernel(
     inside = column[None, :] < columns
     state_at = (sequence * heads + head) * (keys * columns)
     # the state in parts of K, which products take one after the other: registers would spill
-    state = _load_state(
+    state = kda_states.load_state(
         initial_ptr + state_at, key, column, keys, columns, key_stride, column_stride, INITIAL,
         TURNED, PARTS, PART,
     )  # fmt: skip
@@ -343,7 +270,7 @@ def _scan_kernel(
     square_at = row[:, None] * tiles.CHUNK + row[None, :]
     begin, count = tl.load(sequence_ptr + 2 * sequence), tl.load(sequence_ptr + 2 * sequence + 1)
     tl.assume(begin >= 0)
-    rounded = _rounded(state, DTYPE, PARTS)
+    rounded = kda_states.rounded(state, DTYPE, PARTS)
     for chunk in tl.range(begin, begin + count, num_stages=STAGES):
         first, rows = tl.load(chunk_ptr + 3 * chunk + 1), tl.load(chunk_ptr + 3 * chunk + 2)
         tl.assume(first >= 0)
@@ -359,7 +286,7 @@ def _scan_kernel(
         v = tl.load(v_at, mask=(row < left)[:, None] & inside, other=0.0)
         entering = rounded if KEPT else state
         if STORE_STATES:
-            _store_state(
+            kda_states.store_state(
                 states_ptr + tile * (keys * columns), entering, key, column, keys, columns, columns,
                 1, TURNED, TURNED, PARTS, PART,
             )  # fmt: skip
@@ -368,19 +295,19 @@ def _scan_kernel(
             STORE_OUT, TURNED, PRECISION, PARTS, PART)  # fmt: skip
         residual = _residual(v, known, beta, TURNED).to(DTYPE)
         inverse = tl.load(inverse_ptr + square + square_at)
-        values = _times(inverse, residual, None, TURNED, PRECISION).to(DTYPE)
+        values = kda_states.times(inverse, residual, None, TURNED, PRECISION).to(DTYPE)
         place, stride = (first.to(tl.int64) * heads + head) * columns, heads * columns
         if STORE_OUT:
             scores = tl.load(scores_ptr + square + square_at)
-            out = _times(scores, values, out, TURNED, PRECISION)
+            out = kda_states.times(scores, values, out, TURNED, PRECISION)
         at = k_out_ptr + operand + operand_at
         state = _advance(state, values, at, decays, TURNED, PRECISION, PARTS, PART)
         if STORE_OUT:
-            _store_rows(out_ptr + place, out, rows, column, columns, stride, TURNED)
-        rounded = _rounded(state, DTYPE, PARTS) if KEPT else rounded  # or it would be in flight
+            kda_states.store_rows(out_ptr + place, out, rows, column, columns, stride, TURNED)
+        rounded = kda_states.rounded(state, DTYPE, PARTS) if KEPT else rounded  # lands here
         if STORE_STATES:
-            _store_rows(values_ptr + place, values, rows, column, columns, stride, TURNED)
-    _store_state(
+            kda_states.store_rows(values_ptr + place, values, rows, column, columns, stride, TURNED)
+    kda_states.store_state(
         final_ptr + state_at, state, key, column, keys, columns, key_stride, column_stride, TURNED,
         False, PARTS, PART,
     )  # fmt: skip
@@ -476,16 +403,6 @@ def scan(
         PRECISION="tf32x3" if exact else "tf32", BLOCK=operands.q_in.shape[3],
         VALUES=tile.columns, PART=tile.part, STAGES=tile.stages, num_warps=tile.warps,
     )  # fmt: skip
-
-
-class ScanTile(NamedTuple):
-    """How a program of the scan runs."""
-
-    columns: int  # of V
-    warps: int
-    part: int  # channels of K in a piece of the state
-    stages: int
-    turned: bool
 
 
 def scan_tile(

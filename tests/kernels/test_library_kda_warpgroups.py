@@ -1,10 +1,10 @@
-"""KDA's scan in the form that it takes where products run on warpgroups (wgmma, sm_90a)."""
+"""KDA's scans in the form that they take where products run on warpgroups (wgmma, sm_90a)."""
 
 import pytest
 import torch
 
 from minitriton.jit import compile_hooks
-from minitriton.kernels import kda_forward
+from minitriton.kernels import kda_backward_scan, kda_forward
 from minitriton.kernels.kda import chunk_kda
 from tests.kernels import test_library_kda_backward as backward
 from tests.kernels.test_library_kda_forward import K3, check, inputs, states
@@ -15,10 +15,10 @@ ENDS = torch.tensor([0, 70, 75, 75, 150])
 
 @pytest.fixture
 def scans():
-    """The scans that the test compiles."""
+    """The scans of a name that the test compiles."""
     made = []
     compile_hooks.append(made.append)
-    yield lambda: [kernel for kernel in made if kernel.name == "_scan_kernel"]
+    yield lambda name: [kernel for kernel in made if kernel.name == name]
     compile_hooks.remove(made.append)
 
 
@@ -34,7 +34,7 @@ def test_a_producer_warp_copies_all_tiles(device, monkeypatch, scans):
     monkeypatch.setattr(kda_forward, "PROGRAMS", 0)
     tensors, parameters = inputs((1, 130, 1, 128, 128), torch.bfloat16, device)
     check(tensors, {**K3, **parameters})
-    (scan,) = scans()
+    (scan,) = scans("_scan_kernel")
     assert scan.metadata["producer_warps"] == 4
     assert "a producer warp copies 2 stages by TMA" in scan.metadata["remarks"]
     copies = [spec for spec in scan.tensor_maps if spec["element"] == "bf16"]
@@ -78,11 +78,55 @@ def test_views_are_read_in_place(device, wide):
     assert torch.equal(chunk_kda(*tensors, **options)[0], expected)
 
 
+@pytest.mark.parametrize("device", ["cpu-late"], indirect=True)
+def test_a_producer_warp_copies_all_tiles_of_the_reverse_scan(device, monkeypatch, scans):
+    monkeypatch.setattr(kda_forward, "PROGRAMS", 0)
+    backward.check(backward.inputs((1, 130, 1, 128, 128), torch.bfloat16, device, K3), K3)
+    (scan,) = scans("_reverse_scan_kernel")
+    assert scan.metadata["producer_warps"] == 4
+    assert "a producer warp copies 2 stages by TMA" in scan.metadata["remarks"]
+    maps = [spec for spec in scan.tensor_maps if spec["element"] == "bf16"]
+    assert len(maps) == 7  # k_out, the scores, dO, the inverse, q_in and k_in; the gradients stored
+    assert all(spec["offset"] == [] for spec in maps)  # none begins before its tensor
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("shape", [(1, 130, 1, 128, 128), (2, 70, 1, 64, 100)], ids=str)
-def test_gradients(device, wide, shape):
-    """Of what the scan stores for them."""
-    tensors = backward.inputs(shape, torch.bfloat16, device, K3, shape[0])
+def test_gradients(device, wide, shape, dtype):
+    tensors = backward.inputs(shape, dtype, device, K3, shape[0])
     backward.check(tensors, K3)
+
+
+@pytest.mark.parametrize("layout", ["kv", "vk"])
+@pytest.mark.parametrize(("keys", "values"), [(128, 80), (60, 104), (16, 34)])
+def test_gradients_of_packed_sequences(device, wide, layout, keys, values):
+    """Chunks of fewer rows, none at all, states at both ends."""
+    options = {**K3, "cu_seqlens": ENDS, "state_layout": layout}
+    tensors = backward.inputs((1, 150, 1, keys, values), torch.bfloat16, device, options, 4)
+    backward.check(tensors, options)
+
+
+@pytest.mark.parametrize("grads", [("final",), ("out",)])
+def test_gradients_of_one_result(device, wide, grads):
+    tensors = backward.inputs((1, 70, 2, 64, 128), torch.bfloat16, device, {}, 1)
+    with torch.no_grad():
+        tensors["g"].mul_(0.02)  # the first state still counts in the last
+    backward.check(tensors, {}, grads=grads)
+
+
+def test_gradients_beside_an_infinite_one(device, wide):
+    """Sequences see no gradients of their neighbours."""
+    options = {**K3, "cu_seqlens": ENDS}
+    tensors = backward.inputs((1, 150, 1, 128, 128), torch.bfloat16, device, options, 4)
+    grad = torch.randn(1, 150, 1, 128, device=device).bfloat16()
+    alone = backward.gradients(chunk_kda, tensors, options, [grad, None])
+    grad[:, 70:75] = float("inf")
+    beside = backward.gradients(chunk_kda, tensors, options, [grad, None])
+    kept = [*range(70), *range(75, 150)]
+    for name in ("q", "k", "v", "g"):
+        assert torch.equal(beside[name][:, kept], alone[name][:, kept]), name
+    assert not beside["v"][:, 70:75].isfinite().any()
+    assert torch.equal(beside["initial_state"][[0, 2, 3]], alone["initial_state"][[0, 2, 3]])
 
 
 def test_tiles():
@@ -93,3 +137,10 @@ def test_tiles():
     assert all(t.turned for t in tiles)
     assert not kda_forward.scan_tile(96, 128, 32, torch.bfloat16, device).turned
     assert not kda_forward.scan_tile(96, 128, 128, torch.float32, device).turned
+    reverse = kda_backward_scan.reverse_tile
+    assert reverse(96, 128, 128, torch.bfloat16, device) == tiles[2]
+    narrow = (
+        reverse(96, 128, 32, torch.bfloat16, device),
+        reverse(9, 128, 64, torch.float32, device),
+    )
+    assert [(t.columns, t.turned) for t in narrow] == [(32, False), (16, False)]

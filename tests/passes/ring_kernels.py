@@ -272,6 +272,8 @@ def recurrence(
         y = tl.load(v + (first + rt)[:, None] * V + rv[None, :])
         if KIND == "used as it comes":
             y = tl.where(rt[:, None] < 7, y, -y)
+        if KIND == "masked":
+            state = tl.dot(tl.where(rt[None, :] < 7, tl.trans(y), 0.0), x, state)
         left = tl.trans(y).to(tl.float32) - tl.dot(state.to(b.dtype.element_ty), tl.trans(x))
         left = (left * 0.125).to(b.dtype.element_ty)
         state = tl.dot(left, x, state)

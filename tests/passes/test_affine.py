@@ -99,3 +99,18 @@ def test_grids_are_larger_than_ids(kernel):
         assert address is not None and address.base == 0
         signs.append(analysis.non_negative(address.scalar))
     assert signs == [True, False, False]
+
+
+def test_loops_end_before_their_upper_bound(kernel):
+    """n - 1 - i is not negative in a loop of i below n."""
+    kern = kernel(tma_kernels.descending, out="*i32", n="i32", m="i32")
+    module = kern.build()
+    analysis = AffineAnalysis(kernel_of(module).regions[0].blocks[0])
+    signs, given = [], set()
+    for store in (op for op in walk(kernel_of(module)) if op.name == "mt.store"):
+        address = analysis.of(store.operands[0])
+        assert address is not None and address.base == 0
+        signs.append((analysis.non_negative(address.scalar),
+                      analysis.non_negative(address.scalar, given)))  # fmt: skip
+    yes, no, given_m = (True, True), (False, False), (False, True)
+    assert signs == [yes, no, given_m, yes, no] and given == {2}

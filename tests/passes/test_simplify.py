@@ -4,7 +4,7 @@ from minitriton.ir.mlir import ir
 from minitriton.ir.target import Target
 from minitriton.passes import simplify
 from minitriton.passes.tile_pass import PassOptions
-from minitriton.passes.traversal import kernel_of, ops_of, walk
+from minitriton.passes.traversal import int_array, kernel_of, ops_of, walk
 
 V = "tensor<8xi32>"
 P = "tensor<8x!mt.ptr<i32>>"
@@ -65,6 +65,30 @@ def test_arithmetic_moves_before_broadcasts_of_one_shape():
         if op.name in ("arith.muli", "arith.addi")
     ]
     assert shapes == [[8, 1], [8, 1]] and ops(module)[-3] == "mt.broadcast"
+
+
+def test_transposes_of_transposes_are_one_or_none():
+    def left(*orders):
+        body, name, sizes = "", "%t", [2, 4, 8]
+        for number, order in enumerate(orders):
+            before, sizes = "x".join(map(str, sizes)), [sizes[dim] for dim in order]
+            after = "x".join(map(str, sizes))
+            body += f"""
+              %t{number} = "mt.trans"({name}) {{order = array<i32: {", ".join(map(str, order))}>}} :
+                (tensor<{before}xi32>) -> tensor<{after}xi32>
+            """
+            name = f"%t{number}"
+        segments = ", ".join(["1"] + ["0"] * 15)
+        body += f"""
+          "mt.print"({name}) {{prefix = "", operandSegmentSizes = array<i32: {segments}>}} :
+            (tensor<{after}xi32>) -> ()
+        """
+        module = simplified(body, "%t: tensor<2x4x8xi32>")
+        return [int_array(op, "order") for op in walk(kernel_of(module)) if op.name == "mt.trans"]
+
+    assert left((1, 2, 0), (2, 0, 1)) == []
+    assert left((1, 2, 0), (1, 0, 2)) == [[2, 1, 0]]
+    assert left((1, 2, 0), (1, 2, 0), (1, 2, 0)) == []
 
 
 def test_select_with_the_mask_becomes_the_loads_other():

@@ -91,6 +91,16 @@ def test_programs_that_count_down(kernel, masked, m):
     assert boxes(module) >= 2 and all(s["offset"] == [] for s in read_specs(module.operation))
 
 
+@pytest.mark.parametrize("count", [0, 1, 5])
+def test_loops_that_count_down(kernel, count):
+    """Likewise: neither the last pair nor the one before the first begins the map."""
+    pointers = {"a": "*fp16", "b": "*fp16", "c": "*fp32", "counts": "*i32"}
+    kern = kernel(tma_kernels.loop_down, **pointers, sa="i32:16", target="sm_90a")
+    a, b, c = halves(6, 80, 64), halves(5, 64, 64), np.zeros((64, 64), np.float32)
+    module = kern.check([a, b, c, np.array([count], np.int32)], [80 * 64])
+    assert boxes(module) == 2 and all(s["offset"] == [] for s in read_specs(module.operation))
+
+
 def test_slices_of_k(kernel):
     kern = kernel(tma_kernels.slices, **MATRICES, **STRIDES, slice="i32:16", target="sm_90a")
     a, b, c = halves(64, 272), halves(272, 64), np.zeros((3, 64, 64), np.float32)

@@ -43,6 +43,17 @@ def test_the_producer_copies_what_is_turned(kernel, steps, kind):
     assert read.operands[0].owner.name == "mt.mem_trans"
 
 
+def test_what_is_turned_and_masked_is_masked_in_registers(kernel):
+    """The selection takes a dot's operand as ldmatrix gives it, and no other change of layout."""
+    module = recurrence(kernel, "masked").check(inputs(3), [3])
+    assert SPLIT in texts(module) and not loaded_tiles(module)
+    loop = loops_of(module)[-1]
+    (select,) = [op for op in named(loop, "arith.select") if "tensor" in str(op.results[0].type)]
+    assert select.operands[1].owner.name == "mt.local_load"
+    (use,) = select.results[0].uses
+    assert use.owner.name == "mt.warpgroup_dot" and use.operand_number == 0
+
+
 def test_without_a_producer(kernel):
     module = recurrence(kernel).check(inputs(3), [3], specialize=False)
     assert not loaded_tiles(module)

@@ -71,6 +71,19 @@ def counting_down(a, b, c, M, N, K, sa, sb, MASKED: tl.constexpr):
     tl.store(c + rm[:, None] * N + rn[None, :], acc, mask=rm[:, None] < M)
 
 
+def loop_down(a, b, c, counts, sa):
+    """The last of so many pairs of matrices first; those of A are `sa` elements apart."""
+    rm, rn, rk = tl.arange(0, B), tl.arange(0, B), tl.arange(0, B)
+    count = tl.load(counts)
+    acc = tl.zeros((B, B), tl.float32)
+    for i in range(0, count):
+        pair = count - 1 - i
+        x = tl.load(a + pair * sa + rm[:, None] * B + rk[None, :])
+        y = tl.load(b + pair * (B * B) + rk[:, None] * B + rn[None, :])
+        acc = acc * 0.5 + tl.dot(x, y)
+    tl.store(c + rm[:, None] * B + rn[None, :], acc)
+
+
 def slices(a, b, c, M, N, K, sa, sb, slice):
     """Every program along axis 2 takes `slice` (a multiple of B) of K."""
     rm = tl.program_id(0) * B + tl.arange(0, B)
@@ -193,6 +206,17 @@ def last_first(out, n):
     tl.store(out + left * 4 + tl.arange(0, 4), left)
     tl.store(out + (left - 1) * 4 + tl.arange(0, 4), left)
     tl.store(out + (left + n) * 4 + tl.arange(0, 4), left)
+
+
+def descending(out, n, m):
+    """Loops that count backwards: from the last, from before that, an argument apart, and two."""
+    for i in range(0, n):
+        tl.store(out + (n - 1 - i) * 4 + tl.arange(0, 4), i)
+        tl.store(out + (n - 2 - i) * 4 + tl.arange(0, 4), i)
+        tl.store(out + (n - 1 - i) * m + tl.arange(0, 4), i)
+        for j in range(0, n - i):
+            tl.store(out + (n - 1 - i - j) * 4 + tl.arange(0, 4), j)
+            tl.store(out + (n - 1 - j - 2 * i) * 4 + tl.arange(0, 4), j)
 
 
 def filled(a, b, c, M, N, K, sa, sb, FILL: tl.constexpr):
