@@ -244,6 +244,7 @@ def casts(p, f, i, pointer):
     a = f.to(tl.float8e4nv).to(tl.float32) + f.to(tl.bfloat16, fp_downcast_rounding="rtz")
     b = f.to(tl.int32, bitcast=True) + f.to(tl.int1) + i.to(tl.int64) + pointer.to(tl.int64)
     c = tl.cast(i, tl.float8e5).to(tl.float16) + (3).to(tl.float32)
+    tl.static_assert(f.to(tl.float32, fp_downcast_rounding="rtne").dtype == tl.float32)
     tl.store(p, a + b + c + f.to(tl.uint8))
 
 
