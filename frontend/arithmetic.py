@@ -209,7 +209,6 @@ def shr(e: Emitter, left: Any, right: Any) -> Tensor:
     return e.op("arith.shrsi" if decides.dtype.is_int_signed() else "arith.shrui", a.type, [a, b])
 
 
-
 # operator: (arith.cmpf predicate, arith.cmpi signed, arith.cmpi unsigned)
 _PREDICATES = {
     "==": (1, 0, 0),
