@@ -124,7 +124,7 @@ def _function(
 
 def _type_of(leaf: ParamSpec) -> dtypes.AnyType:
     element = dtypes.BY_NAME[leaf.dtype]
-    return dtypes.pointer_type(element, leaf.const) if leaf.kind == "pointer" else element
+    return dtypes.pointer_type(element, const=leaf.const) if leaf.kind == "pointer" else element
 
 
 def _value_of(parameter: ParamSpec, arguments: Iterator[Tensor]) -> Any:

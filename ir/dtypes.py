@@ -133,6 +133,7 @@ class pointer_type(_Named):
     """Pointer to a scalar element in global memory; `const` forbids stores through it."""
 
     element_ty: dtype
+    address_space: int = 1
     const: bool = False
 
     def __str__(self) -> str:
