@@ -63,6 +63,8 @@ def build_module(source: SourceFunction, spec: Specialization, target: Target) -
         _body(frame)
         frame.mark(source.node)
         emitter.effect("func.return")
+    if emitter.makes_pointers:
+        module.operation.attributes["mt.makes_pointers"] = emitter.unit()
     return module
 
 

@@ -127,6 +127,7 @@ def _cast_pointer(e: Emitter, value: Tensor, target: Scalar) -> Tensor:
         return cast(e, address, target)
     if not source.is_int():
         raise CastRefused(str(source), str(target), "only integers become pointers")
+    e.makes_pointers = True
     return e.op("mt.int_to_ptr", result, [cast(e, value, dtypes.int64)])
 
 
