@@ -199,7 +199,15 @@ and_ = _bitwise("&", "andi", "andi")
 or_ = _bitwise("|", "ori", "ori")
 xor = _bitwise("^", "xori", "xori")
 shl = _bitwise("<<", "shli", "shli")
-shr = _bitwise(">>", "shrsi", "shrui")
+
+
+def shr(e: Emitter, left: Any, right: Any) -> Tensor:
+    """`>>` of integers: arithmetic if what is shifted is signed, whatever the common type is."""
+    _integers(">>", left, right)
+    a, b = operands(e, left, right, ">>")
+    decides = left if isinstance(left, Tensor) else right
+    return e.op("arith.shrsi" if decides.dtype.is_int_signed() else "arith.shrui", a.type, [a, b])
+
 
 # operator: (arith.cmpf predicate, arith.cmpi signed, arith.cmpi unsigned)
 _PREDICATES = {

@@ -63,6 +63,8 @@ def build_module(source: SourceFunction, spec: Specialization, target: Target) -
         _body(frame)
         frame.mark(source.node)
         emitter.effect("func.return")
+    if emitter.makes_pointers:
+        module.operation.attributes["mt.makes_pointers"] = emitter.unit()
     return module
 
 
@@ -124,7 +126,7 @@ def _function(
 
 def _type_of(leaf: ParamSpec) -> dtypes.AnyType:
     element = dtypes.BY_NAME[leaf.dtype]
-    return dtypes.pointer_type(element, leaf.const) if leaf.kind == "pointer" else element
+    return dtypes.pointer_type(element, const=leaf.const) if leaf.kind == "pointer" else element
 
 
 def _value_of(parameter: ParamSpec, arguments: Iterator[Tensor]) -> Any:

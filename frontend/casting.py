@@ -47,7 +47,8 @@ def cast(e: Emitter, value: Tensor, target: Scalar, rounding: str | None = None)
     if rounding is not None:
         if rounding not in ("rtne", "rtz"):
             raise BadOption("fp_downcast_rounding", rounding, ("rtne", "rtz"))
-        if not (source.is_floating() and target.is_floating() and source.bits > target.bits):
+        narrows = source.is_floating() and target.is_floating() and source.bits > target.bits
+        if source != target and not narrows:
             raise CastRefused(
                 str(source), str(target), "fp_downcast_rounding is for narrowing floats only"
             )
@@ -126,6 +127,7 @@ def _cast_pointer(e: Emitter, value: Tensor, target: Scalar) -> Tensor:
         return cast(e, address, target)
     if not source.is_int():
         raise CastRefused(str(source), str(target), "only integers become pointers")
+    e.makes_pointers = True
     return e.op("mt.int_to_ptr", result, [cast(e, value, dtypes.int64)])
 
 

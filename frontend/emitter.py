@@ -33,6 +33,7 @@ class Emitter:
         self.call: Callable[..., Any] = _no_call  # inlines a device function: (fn, args) -> value
         self.place: Callable[[], tuple[str, int, str]] = lambda: ("", 0, "")  # file, line, function
         self.printed: set[tuple[Any, str]] = set()  # what static_print said already
+        self.makes_pointers = False  # of integers
         self._types: dict[dtypes.AnyType, ir.Type] = {}
         self._holders: list[ir.Operation] = []  # of blocks that were filled detached
 

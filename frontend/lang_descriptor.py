@@ -194,7 +194,9 @@ def make_block_ptr(
     """
     pointer = _base("tl.make_block_ptr", base)
     if pointer.dtype.element_ty.is_bool():
-        pointer = cast(emitter(), pointer, dtypes.pointer_type(dtypes.int8, pointer.dtype.const))
+        pointer = cast(
+            emitter(), pointer, dtypes.pointer_type(dtypes.int8, const=pointer.dtype.const)
+        )
     sizes = _list(shape)
     rank = len(sizes)
     ranking = [constants.integer(x, "each entry of order") for x in _list(order, rank, "order")]

@@ -261,9 +261,9 @@ def logical_or(x: Any, y: Any) -> Tensor:
     return arithmetic.or_(e, arithmetic.to_bool(e, x), arithmetic.to_bool(e, y))
 
 
-def _operator(name: str, symbol: str) -> Callable[[Any, Any], Any]:
+def _operator(name: str, symbol: str) -> Callable[..., Any]:
     @builtin
-    def function(x: Any, y: Any) -> Any:
+    def function(x: Any, y: Any, sanitize_overflow: Any = False) -> Any:
         e = emitter()
         a, b = unwrap(x), unwrap(y)
         if is_number(a) and is_number(b):
@@ -271,7 +271,7 @@ def _operator(name: str, symbol: str) -> Callable[[Any, Any], Any]:
         return arithmetic.RULES[symbol](e, a, b)
 
     function.__name__ = function.__qualname__ = name
-    function.__doc__ = f"x {symbol} y."
+    function.__doc__ = f"x {symbol} y; `sanitize_overflow` changes nothing."
     return function
 
 

@@ -71,8 +71,8 @@ def view(input: Any, *shape: Any) -> Tensor:
 
 
 @builtin
-def ravel(x: Any) -> Tensor:
-    """All elements in C order as a tile of rank 1."""
+def ravel(x: Any, can_reorder: Any = False) -> Tensor:
+    """All elements in C order, whatever `can_reorder` allows, as a tile of rank 1."""
     value = to_tensor(emitter(), unwrap(x))
     return reshape(value, prod(value.shape))
 

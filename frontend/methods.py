@@ -18,6 +18,7 @@ from minitriton.frontend import (
     lang_memory,
     lang_reduce,
     lang_shape,
+    lang_sort,
 )
 from minitriton.frontend.block_values import BlockPointer, TensorDescriptor, Window
 from minitriton.frontend.casting import to_tensor
@@ -67,6 +68,7 @@ METHODS: dict[str, Callable[..., Any]] = {
             "sum max min argmax argmin xor_sum reduce_or reduce associative_scan cumsum cumprod",
         ),
         (lang_indexed, "gather histogram"),
+        (lang_sort, "sort"),
         (lang_memory, "store"),
         (
             lang_atomic,
@@ -97,7 +99,7 @@ WINDOWS: dict[type, tuple[dict[str, Callable[[Any], Any]], dict[str, Callable[..
             **_OF_WINDOWS,
             "offsets": lambda x: x.offsets,
             "dtype": lambda x: x.base.dtype,
-            "type": lambda x: dtypes.pointer_type(x.block_type, x.base.dtype.const),
+            "type": lambda x: dtypes.pointer_type(x.block_type, const=x.base.dtype.const),
         },
         {"advance": lang_descriptor.advance, "store": lang_memory.store},
     ),

@@ -8,10 +8,62 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
+from typing import TYPE_CHECKING
+
+
+class _Named:
+    """Questions about a type's name, which Triton's types answer whether scalars or not."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def name(self) -> str: ...
+
+    def is_fp16(self) -> bool:
+        return self.name == "fp16"
+
+    def is_bf16(self) -> bool:
+        return self.name == "bf16"
+
+    def is_fp32(self) -> bool:
+        return self.name == "fp32"
+
+    def is_fp64(self) -> bool:
+        return self.name == "fp64"
+
+    def is_fp8e5(self) -> bool:
+        return self.name == "fp8e5"
+
+    def is_fp8e4nv(self) -> bool:
+        return self.name == "fp8e4nv"
+
+    def is_int8(self) -> bool:
+        return self.name == "int8"
+
+    def is_int16(self) -> bool:
+        return self.name == "int16"
+
+    def is_int32(self) -> bool:
+        return self.name == "int32"
+
+    def is_int64(self) -> bool:
+        return self.name == "int64"
+
+    def is_uint8(self) -> bool:
+        return self.name == "uint8"
+
+    def is_uint16(self) -> bool:
+        return self.name == "uint16"
+
+    def is_uint32(self) -> bool:
+        return self.name == "uint32"
+
+    def is_uint64(self) -> bool:
+        return self.name == "uint64"
 
 
 @dataclass(frozen=True)
-class dtype:  # the language's own name for it
+class dtype(_Named):  # the language's own name for it
     """Scalar element type: `kind` is one of 'bool', 'int', 'uint', 'float', 'void'."""
 
     name: str
@@ -66,42 +118,6 @@ class dtype:  # the language's own name for it
     def is_standard_floating(self) -> bool:
         return self.kind == "float" and self.bits >= 16
 
-    def is_fp16(self) -> bool:
-        return self.name == "fp16"
-
-    def is_bf16(self) -> bool:
-        return self.name == "bf16"
-
-    def is_fp32(self) -> bool:
-        return self.name == "fp32"
-
-    def is_fp64(self) -> bool:
-        return self.name == "fp64"
-
-    def is_int8(self) -> bool:
-        return self.name == "int8"
-
-    def is_int16(self) -> bool:
-        return self.name == "int16"
-
-    def is_int32(self) -> bool:
-        return self.name == "int32"
-
-    def is_int64(self) -> bool:
-        return self.name == "int64"
-
-    def is_uint8(self) -> bool:
-        return self.name == "uint8"
-
-    def is_uint16(self) -> bool:
-        return self.name == "uint16"
-
-    def is_uint32(self) -> bool:
-        return self.name == "uint32"
-
-    def is_uint64(self) -> bool:
-        return self.name == "uint64"
-
     def is_ptr(self) -> bool:
         return False
 
@@ -113,10 +129,11 @@ class dtype:  # the language's own name for it
 
 
 @dataclass(frozen=True)
-class pointer_type:
+class pointer_type(_Named):
     """Pointer to a scalar element in global memory; `const` forbids stores through it."""
 
     element_ty: dtype
+    address_space: int = 1
     const: bool = False
 
     def __str__(self) -> str:
@@ -157,6 +174,9 @@ class pointer_type:
     def is_int(self) -> bool:
         return False
 
+    def is_fp8(self) -> bool:
+        return False
+
     def is_bool(self) -> bool:
         return False
 
@@ -171,7 +191,7 @@ Scalar = dtype | pointer_type
 
 
 @dataclass(frozen=True)
-class block_type:
+class block_type(_Named):
     """A tile: `shape` (rank >= 1) of scalar elements."""
 
     element_ty: Scalar

@@ -55,7 +55,7 @@ _HOMES = {
     "reload_switches": "minitriton.jit",
     "set_allocator": "minitriton.workspace",
 }
-_MODULES = ("errors", "kernels", "knobs", "language", "testing", "tools")
+_MODULES = ("errors", "kernels", "knobs", "language", "runtime", "testing", "tools")
 
 __all__ = [
     "CompilationError",

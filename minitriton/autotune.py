@@ -18,6 +18,7 @@ from minitriton.kernel_interface import KernelInterface
 from minitriton.runtime.arguments import HOST, classify
 from minitriton.runtime.assembler import AssemblerError
 from minitriton.runtime.driver import OutOfResources
+from minitriton.specialize import LAUNCH_OPTIONS
 from minitriton.tools.tensor_descriptor import TensorDescriptor
 
 
@@ -25,16 +26,20 @@ class TuningError(MiniTritonError):
     """No configuration of a kernel works; the message has each one's reason."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Config:
-    """One candidate: values of constexpr parameters, and launch options."""
+    """One candidate: values of constexpr parameters, and launch options.
 
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    Pruning functions may change it; `ir_override` is accepted without effect.
+    """
+
+    kwargs: dict[str, Any] = field(default_factory=dict)
     num_warps: int = 4
     num_stages: int = 3
     num_ctas: int = 1
     maxnreg: int | None = None
     pre_hook: Callable[[dict[str, Any]], None] | None = None
+    ir_override: str | None = None
 
     def all_kwargs(self) -> dict[str, Any]:
         """Everything to pass to the kernel by keyword."""
@@ -86,18 +91,22 @@ class Autotuner(_Wrapper):
     def __init__(
         self,
         fn: Any,
+        arg_names: Sequence[str],
         configs: Sequence[Config],
         key: Sequence[str],
-        prune_configs_by: Mapping[str, Any] | None = None,
         reset_to_zero: Sequence[str] | None = None,
         restore_value: Sequence[str] | None = None,
         pre_hook: Callable[..., None] | None = None,
         post_hook: Callable[..., None] | None = None,
+        prune_configs_by: Mapping[str, Any] | None = None,
         warmup: float | None = None,
         rep: float | None = None,
+        use_cuda_graph: bool = False,
         do_bench: Callable[..., Any] | None = None,
+        cache_results: bool = False,
     ) -> None:
         super().__init__(fn)
+        self.arg_names = list(arg_names)
         self.configs = tuple(configs) or (Config(),)
         self.keys = tuple(key)
         self.reset_to_zero, self.restore_value = (
@@ -115,12 +124,11 @@ class Autotuner(_Wrapper):
         self.best_config: Config | None = None
         self.timings: dict[Config, list[float]] = {}
         self.failures: dict[Config, str] = {}
-        for group in (self.keys, self.reset_to_zero, self.restore_value):
-            for name in group:
-                if name not in self.arg_names:
-                    raise ValueError(f"kernel '{self.__name__}' has no parameter {name!r}")
-        for name in {name for config in self.configs for name in config.kwargs}:
+        for name in (*self.reset_to_zero, *self.restore_value):
             if name not in self.arg_names:
+                raise ValueError(f"kernel '{self.__name__}' has no parameter {name!r}")
+        for name in {name for config in self.configs for name in config.kwargs}:
+            if name not in self.arg_names and name not in LAUNCH_OPTIONS:
                 raise ValueError(f"kernel '{self.__name__}' has no parameter {name!r} to configure")
         unknown = set(self._pruning) - {"early_config_prune", "perf_model", "top_k"}
         if unknown:
@@ -140,12 +148,22 @@ class Autotuner(_Wrapper):
             return self.fn.run(*args, grid=grid, warmup=True, **{**kwargs, **config.all_kwargs()})
         if key not in self.cache:
             candidates = self._pruned(named, kwargs)
-            self.cache[key] = self._tune(candidates, args, kwargs, grid, named)
+            self.cache[key] = best = self._tune(candidates, args, kwargs, grid, named)
+            if len(self.configs) > 1:
+                self._reset({**named, **best.all_kwargs()}, reset_only=True)
         config = self.cache[key]
         self.best_config = config
         if config.pre_hook is not None:
             config.pre_hook({**named, **config.all_kwargs()})
         return self.fn.run(*args, grid=grid, **{**kwargs, **config.all_kwargs()})
+
+    def _reset(self, arguments: dict[str, Any], **how: bool) -> None:
+        """What must come before each run that is timed, and before the first one that counts."""
+        if self.pre_hook is not None:
+            self.pre_hook(arguments, **how)
+        for name in self.reset_to_zero:
+            if arguments[name] is not None:
+                _fill(arguments[name], 0)
 
     def _key(self, named: Mapping[str, Any]) -> Any:
         values = tuple(named.get(name) for name in self.keys)
@@ -214,16 +232,14 @@ class Autotuner(_Wrapper):
         named: dict[str, Any],
     ) -> list[float]:
         """Median, 20 % and 80 % quantile in milliseconds."""
-        saved = {name: _copy(named[name]) for name in self.restore_value}
+        present = [name for name in self.restore_value if named[name] is not None]
+        saved = {name: _copy(named[name]) for name in present}
         error: Exception | None = None
 
         def call() -> None:
             if config.pre_hook is not None:
                 config.pre_hook({**named, **config.all_kwargs()})
-            if self.pre_hook is not None:
-                self.pre_hook({**named, **given})
-            for name in self.reset_to_zero:
-                _fill(named[name], 0)
+            self._reset({**named, **given})
             self.fn.run(*args, grid=grid, **given)
 
         quantiles = (0.5, 0.2, 0.8)
@@ -238,8 +254,6 @@ class Autotuner(_Wrapper):
         finally:
             for name, copy in saved.items():
                 _fill(named[name], copy)
-            for name in self.reset_to_zero:
-                _fill(named[name], 0)
             if self.post_hook is not None:
                 self.post_hook({**named, **given}, exception=error)
         return list(measured) if isinstance(measured, Sequence) else [float(measured)]
@@ -295,19 +309,24 @@ def autotune(
     post_hook: Callable[..., None] | None = None,
     warmup: float | None = None,
     rep: float | None = None,
+    use_cuda_graph: bool = False,
     do_bench: Callable[..., Any] | None = None,
+    cache_results: bool = False,
 ) -> Callable[[Any], Autotuner]:
     """Decorator: time `configs` whenever an argument named in `key` (or a dtype) changes.
 
-    `reset_to_zero` and `restore_value` name arrays that the kernel writes and that must be the same
-    before every run. `prune_configs_by` may hold `early_config_prune(configs, named_args)`,
-    `perf_model(**args)` and `top_k` (a count, or a fraction as float). Budgets are milliseconds.
+    Names in `key` that are no parameters count for nothing, as in Triton. `reset_to_zero` and
+    `restore_value` name arrays (or None) that the kernel writes and that must be the same before
+    every run. `pre_hook(arguments)` comes before each run that is timed, and once, with
+    `reset_only=True`, after tuning. `prune_configs_by` may hold `early_config_prune(configs,
+    named_args)`, `perf_model(**args)` and `top_k` (a count, or a fraction as float). Budgets are
+    milliseconds. `use_cuda_graph` and `cache_results` are accepted without effect.
     """
 
     def decorate(fn: Any) -> Autotuner:
         return Autotuner(
-            fn, configs, key, prune_configs_by, reset_to_zero, restore_value,
-            pre_hook, post_hook, warmup, rep, do_bench,
+            fn, fn.arg_names, configs, key, reset_to_zero, restore_value, pre_hook, post_hook,
+            prune_configs_by, warmup, rep, use_cuda_graph, do_bench, cache_results,
         )  # fmt: skip
 
     return decorate

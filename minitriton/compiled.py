@@ -22,6 +22,15 @@ SERIALIZED = "wgmma.mma_async instructions are serialized"  # in ptxas' remarks
 _LATE_STAGES = frozenset({"lower", "ptx"})
 
 
+class Metadata(dict[str, Any]):
+    """What the compiler found out, by key; as attributes what Triton has under those names."""
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory."""
+        return int(self.get("shared_bytes", 0))
+
+
 class CompiledKernel:
     """One kernel for one specialisation and target.
 
@@ -42,7 +51,7 @@ class CompiledKernel:
         from_cache: bool = False,
     ) -> None:
         self.source, self.spec, self.target = source, spec, target
-        self.ptx, self.metadata, self.from_cache = ptx, metadata, from_cache
+        self.ptx, self.metadata, self.from_cache = ptx, Metadata(metadata), from_cache
         self.name: str = source.name
         self._cubin = cubin
         self._lock = threading.RLock()
@@ -82,6 +91,9 @@ class CompiledKernel:
     def shared(self) -> int:
         """Dynamic shared memory of a CTA in bytes."""
         return int(self.metadata.get("shared_bytes", 0))
+
+    def _init_handles(self) -> None:
+        """Triton's step before `n_regs` may be read; here nothing has to be called for that."""
 
     @property
     def n_regs(self) -> int:

@@ -13,8 +13,9 @@ from typing import Any
 from minitriton import options
 from minitriton.compiled import CompiledKernel
 from minitriton.ir.target import Target
+from minitriton.pointer_tables import pointed_to
 from minitriton.runtime import driver, module
-from minitriton.runtime.arguments import HOST, Argument, ArgumentError, memory_of
+from minitriton.runtime.arguments import HOST, Argument, ArgumentError, Memory, memory_of
 from minitriton.runtime.launch import (
     MAX_PROGRAMS,
     Maps,
@@ -207,7 +208,7 @@ def _emulate(
         grid=ctas,
         block=(shape.threads, 1, 1),
         params=[*params, *maps],
-        allocations=host_allocations(leaves),
+        allocations=host_allocations(leaves, _pointed_to(compiled, leaves)),
         shared_bytes=compiled.shared,
         **policies,
     )
@@ -219,7 +220,7 @@ def _check_passes(
     """InternalError naming the first tile pass after which the program does something else."""
     from minitriton.pass_check import check_stages
 
-    pieces = host_allocations(leaves)
+    pieces = host_allocations(leaves, _pointed_to(compiled, leaves))
     dtypes = []
     for piece in pieces:
         end = piece.address + piece.nbytes
@@ -231,10 +232,20 @@ def _check_passes(
     check_stages(compiled.name, stages, pieces, dtypes, [a.value for _, a in leaves], grid)
 
 
-def host_allocations(leaves: Sequence[tuple[str, Argument]]) -> list[HostAllocation]:
+def _pointed_to(
+    compiled: CompiledKernel, leaves: Sequence[tuple[str, Argument]]
+) -> list[tuple[Memory, str]]:
+    """Memory that the kernel may reach through integers that it makes pointers of."""
+    return pointed_to(leaves) if "makes_pointers" in compiled.metadata else []
+
+
+def host_allocations(
+    leaves: Sequence[tuple[str, Argument]], further: Sequence[tuple[Memory, str]] = ()
+) -> list[HostAllocation]:
     """The distinct pieces of host memory behind arrays; views of one piece are joined."""
     found: list[HostAllocation] = []
     pieces = [(a.memory, name) for name, a in leaves if a.memory is not None]
+    pieces += further
     for memory, name in sorted(pieces, key=lambda piece: piece[0].address):
         piece = HostAllocation(memory.address, memory.nbytes, name, memory.writable)
         if found and piece.address < found[-1].address + found[-1].nbytes:

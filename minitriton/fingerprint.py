@@ -9,7 +9,14 @@ import functools
 import hashlib
 from pathlib import Path
 
-_ROOMS = ("", "language", "frontend", "ir", "passes", "codegen", "runtime")  # "" is ourselves
+_ROOMS = ("", "frontend", "ir", "passes", "codegen", "runtime")  # "" is ourselves
+
+
+def sources() -> list[Path]:
+    """Our files that can change generated code; of the language's own functions all."""
+    package = Path(__file__).parent
+    rooms = (path for room in _ROOMS for path in sorted((package / room).glob("*.py")))
+    return [*rooms, *sorted((package / "language").rglob("*.py"))]
 
 
 @functools.cache
@@ -17,11 +24,10 @@ def build_id() -> str:
     """Digest of our sources that can change generated code, wherever they are installed."""
     package = Path(__file__).parent
     found = hashlib.sha256()
-    for room in _ROOMS:
-        for path in sorted((package / room).glob("*.py")):
-            data = path.read_bytes()
-            found.update(f"{room}/{path.name} {len(data)}\n".encode())
-            found.update(data)
+    for path in sources():
+        data = path.read_bytes()
+        found.update(f"{path.relative_to(package)} {len(data)}\n".encode())
+        found.update(data)
     return found.hexdigest()[:32]
 
 

@@ -169,18 +169,20 @@ class Kernel(KernelInterface[Any]):
         """Compile without launching. Dtypes may stand for (aligned) arrays of that dtype.
 
         Compiles for the arrays' GPU, or for `target`; without either for the first GPU, or for
-        what MINITRITON_TARGET says.
+        what MINITRITON_TARGET says. For arrays of the emulator the binary is made when asked for.
         """
         values, launch_options = self._bind(args, kwargs)
         settings = options.read()
         call = self._specialize(values, launch_options, settings)
+        emulated = False  # such launches run PTX
         if isinstance(target, str):
             device = call.device
             if device is None or device == HOST:
                 symbolic = not any(a.kind == "array" and a.memory for _, a in call.leaves)
                 device = 0 if symbolic and not target and driver.is_available() else HOST
+                emulated = not symbolic and not target
             target = Target.parse(target) if target else execute.target_for(device, settings)
-        return self._compile(call.spec, target, settings, cubin=True)
+        return self._compile(call.spec, target, settings, cubin=not emulated)
 
     def add_pre_run_hook(self, hook: Callable[..., None]) -> None:
         """Have `hook(**arguments)` called before each launch of this kernel."""

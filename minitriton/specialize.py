@@ -37,6 +37,9 @@ FURTHER: dict[str, Any] = {
     "launch_cooperative_grid": False,
     "warp_specialize": None,
 }
+# Options of Triton's other targets: kernels for several pass them, and they change nothing here.
+FOREIGN = frozenset({"waves_per_eu", "matrix_instr_nonkdim", "kpack", "schedule_hint"})
+LAUNCH_OPTIONS = frozenset({*DEFAULTS, *FURTHER, *FOREIGN})
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +244,8 @@ def check_options(kernel: str, given: Mapping[str, Any]) -> dict[str, Any]:
         if name in DEFAULTS:
             if value is not None:
                 options[name] = _checked(kernel, name, value)
+        elif name in FOREIGN:
+            continue
         elif name not in FURTHER:
             _unknown(kernel, name)
         elif value != FURTHER[name]:

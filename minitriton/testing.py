@@ -1,4 +1,4 @@
-"""Timing and comparing kernels: `do_bench` on a GPU (or by wall clock), `assert_close`."""
+"""Timing and comparing kernels: `do_bench` on a GPU (or by wall clock), `assert_close`, tables."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+from minitriton.perf_report import Benchmark, Mark, perf_report
 from minitriton.runtime import driver
 from minitriton.sizes import cdiv, next_power_of_2
 
@@ -140,4 +141,12 @@ def _to_numpy(value: Any) -> Any:
     return np.asarray(value)
 
 
-__all__ = ["assert_close", "cdiv", "do_bench", "next_power_of_2"]
+__all__ = [
+    "Benchmark",
+    "Mark",
+    "assert_close",
+    "cdiv",
+    "do_bench",
+    "next_power_of_2",
+    "perf_report",
+]

@@ -12,10 +12,14 @@ import sys
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minitriton.ir.diagnostics import MiniTritonError
 
+if TYPE_CHECKING:
+    from minitriton.runtime.active import ActiveDriver
+
+active: ActiveDriver  # set by the package, as it asks this module
 # After one of these every call in the process fails: the context is gone for good.
 STICKY = frozenset({214, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 999})
 INVALID_CONTEXT = 201

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import minitriton as triton
 import minitriton.language as tl
@@ -40,6 +41,22 @@ def test_names_of_the_language(target, more, monkeypatch):
     x, out = np.array([5], np.int32), np.zeros(16, np.int32)
     names_kernel[(1,)](x, out, 7)
     assert (out == 8 + 2 * 5 + 100 + 1 + more).all()
+
+
+@triton.jit
+def inner_names_kernel(x_ptr, out_ptr, STEP: tl.constexpr = tl.core.CONSTEXPR_0):
+    x = tl.load(x_ptr + tl.arange(0, 32))
+    bits: tl.constexpr = tl.standard._log2(x.shape[0])
+    tl.static_assert(tl.standard._is_power_of_two(x.numel) and bits == 5)
+    tl.static_assert(x.dtype.is_fp8e5() and not x.dtype.is_fp8e4nv())
+    tl.static_assert(not x_ptr.dtype.is_fp8() and not x.type.is_fp8e5() and not x.type.is_int32())
+    tl.store(out_ptr, tl.standard.sum(x.to(tl.float32)) + bits + STEP)
+
+
+def test_names_of_the_language_inside():
+    out = torch.zeros(1)
+    inner_names_kernel[(1,)](torch.ones(32).to(torch.float8_e5m2), out)
+    assert out[0] == 37
 
 
 @triton.jit

@@ -7,8 +7,10 @@ from typing import Any
 from minitriton.frontend.active import builtin
 from minitriton.frontend.constants import flag, integer
 from minitriton.frontend.errors_semantic import BadOption
+from minitriton.frontend.values import constexpr
 from minitriton.ir import dtypes
 
+CONSTEXPR_0 = constexpr(0)  # a default that kernels take from here
 _NAMES = {t.name: t for t in dtypes.ALL}
 
 

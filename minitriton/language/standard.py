@@ -1,10 +1,32 @@
-"""Library functions written in the language itself."""
+"""Library functions written in the language itself, and what kernels look for among them."""
 
 # mypy: ignore-errors
 # (the functions are read by our compiler, not run by Python)
 from __future__ import annotations
 
-from minitriton.frontend.source import DeviceFunction
+from typing import Any
+
+from minitriton.frontend.source import DeviceFunction, constexpr_function
+
+
+def __getattr__(name: str) -> Any:
+    from minitriton import language
+
+    if name in language.__all__:
+        return getattr(language, name)
+    raise AttributeError(f"module 'minitriton.language.standard' has no attribute {name!r}")
+
+
+@constexpr_function
+def _log2(i):
+    """The exponent of a power of two, while compiling."""
+    return i.bit_length() - 1
+
+
+@constexpr_function
+def _is_power_of_two(i):
+    """Whether a constant is a power of two."""
+    return i > 0 and i & (i - 1) == 0
 
 
 @DeviceFunction

@@ -29,7 +29,9 @@ def shapes(p):
     tl.static_assert(a.shape == (16,))
     tl.static_assert(tl.interleave(a, b).shape == (32,))
     tl.static_assert(tl.cat(a, b).shape == (32,))
-    tl.static_assert(tl.ravel(z).shape == (16,))
+    tl.static_assert(tl.ravel(z).shape == (16,) and z.ravel(can_reorder=True).shape == (16,))
+    tl.static_assert(x.sort(descending=True).type == x.type)
+    tl.static_assert(tl.add(x, 1, sanitize_overflow=False).type == x.type)
     tl.static_assert(tl.flip(y, 0).shape == (4, 4))
     tl.static_assert(y.reshape(2, -1).shape == (2, 8))
     tl.static_assert(tl.broadcast_to(x[:, None], 16, 8).shape == (16, 8))
@@ -56,7 +58,7 @@ def memory(p, q, flags, i):
     tl.store(q, tl.load(q) + 1)
     tl.store(p + x, 0, mask=True)
     tl.store(p - i + x, a)
-    tl.store(p.to(tl.pointer_type(tl.int32)) + i.to(tl.uint32), 1)
+    tl.store(p.to(tl.pointer_type(tl.int32, 1)) + i.to(tl.uint32), 1)
 
 
 def test_memory() -> None:
@@ -244,6 +246,7 @@ def casts(p, f, i, pointer):
     a = f.to(tl.float8e4nv).to(tl.float32) + f.to(tl.bfloat16, fp_downcast_rounding="rtz")
     b = f.to(tl.int32, bitcast=True) + f.to(tl.int1) + i.to(tl.int64) + pointer.to(tl.int64)
     c = tl.cast(i, tl.float8e5).to(tl.float16) + (3).to(tl.float32)
+    tl.static_assert(f.to(tl.float32, fp_downcast_rounding="rtne").dtype == tl.float32)
     tl.store(p, a + b + c + f.to(tl.uint8))
 
 

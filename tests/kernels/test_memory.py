@@ -6,6 +6,7 @@ import torch
 
 import minitriton as triton
 import minitriton.language as tl
+from minitriton.runtime.emulator.checks import OutOfBounds
 
 
 @triton.jit
@@ -76,10 +77,38 @@ def test_pointers_loaded_from_memory(device):
     parts = [torch.randn(64, device=device) for _ in range(3)]
     table = torch.tensor([p.data_ptr() for p in parts], dtype=torch.int64, device=device)
     out = torch.empty(3 * 64, device=device)
-    if device == "cpu":
-        pytest.skip("the emulator only lets a kernel touch memory of its arguments")
     pointer_table_kernel[(3,)](table, out, BLOCK=64)
     assert torch.equal(out, torch.cat(parts))
+
+
+def test_pointers_into_one_storage(device):
+    whole = torch.randn(256, device=device)
+    table = torch.tensor([whole[i:].data_ptr() for i in (0, 100, 192)], device=device)
+    out = torch.empty(3 * 64, device=device)
+    pointer_table_kernel[(3,)](table, out, BLOCK=64)
+    assert torch.equal(out, torch.cat([whole[:64], whole[100:164], whole[192:]]))
+
+
+def test_loaded_pointers_stay_inside_what_they_point_to():
+    """The emulator knows where the tensor ends, and no tensors but those that addresses name."""
+    part, other = torch.randn(40), torch.randn(64)
+    out = torch.empty(64)
+    with pytest.raises(OutOfBounds, match="what table_ptr points to"):
+        pointer_table_kernel[(1,)](torch.tensor([part.data_ptr()]), out, BLOCK=64)
+    with pytest.raises(OutOfBounds):
+        pointer_table_kernel[(1,)](torch.tensor([other.data_ptr() - 4096]), out, BLOCK=64)
+
+
+@triton.jit
+def address_kernel(address, out_ptr, BLOCK: tl.constexpr):
+    offsets = tl.arange(0, BLOCK)
+    tl.store(out_ptr + offsets, tl.load(address.to(tl.pointer_type(tl.float32)) + offsets) + 1)
+
+
+def test_address_as_an_integer(device):
+    x, out = torch.randn(64, device=device), torch.empty(64, device=device)
+    address_kernel[(1,)](x.data_ptr(), out, BLOCK=64)
+    assert torch.equal(out, x + 1)
 
 
 @triton.jit

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import minitriton as triton
+import minitriton.language as tl
 from minitriton import options, testing
 from minitriton.autotune import Autotuner, TuningError
 from minitriton.jit import Kernel
@@ -25,6 +26,7 @@ def kernel(pipeline: Any, fake_source: Any) -> Kernel:
 
 
 CONFIGS = [triton.Config({"BLOCK": 64 * 2**i}, num_warps=4) for i in range(4)]
+NAMES = ["x", "y", "a", "n", "BLOCK"]
 
 
 class Timed(Autotuner):
@@ -49,7 +51,7 @@ def bench_for(costs: list[float]) -> Any:
 
 
 def test_the_fastest_wins_and_failures_lose(kernel: Kernel) -> None:
-    tuned = Timed(kernel, CONFIGS, ["n"], do_bench=bench_for([3.0, -1, 1.0, 2.0]))
+    tuned = Timed(kernel, NAMES, CONFIGS, ["n"], do_bench=bench_for([3.0, -1, 1.0, 2.0]))
     x, y = np.ones((2, 32), np.float32)
     tuned[(1,)](x, y, 1.0, 32)
     assert tuned.best_config is CONFIGS[2]
@@ -60,16 +62,20 @@ def test_the_fastest_wins_and_failures_lose(kernel: Kernel) -> None:
 
 def test_arrays_are_restored_and_reset(kernel: Kernel) -> None:
     x, y = np.ones((2, 32), np.float32)
-    restored = Timed(kernel, CONFIGS[:2], [], restore_value=["y"], do_bench=bench_for([1.0, 2.0]))
+    restored = Timed(
+        kernel, NAMES, CONFIGS[:2], [], restore_value=["y"], do_bench=bench_for([1.0, 2.0])
+    )
     restored[(1,)](x, y, 1.0, 32)
     assert (y == 2).all()
-    reset = Timed(kernel, CONFIGS[:2], [], reset_to_zero=["y"], do_bench=bench_for([1.0, 2.0]))
+    reset = Timed(
+        kernel, NAMES, CONFIGS[:2], [], reset_to_zero=["y"], do_bench=bench_for([1.0, 2.0])
+    )
     reset[(1,)](x, y, 1.0, 32)
     assert (y == 1).all()
 
 
 def test_nothing_works(kernel: Kernel) -> None:
-    tuned = Timed(kernel, CONFIGS[:2], [], do_bench=bench_for([-1, -1]))
+    tuned = Timed(kernel, NAMES, CONFIGS[:2], [], do_bench=bench_for([-1, -1]))
     x, y = np.ones((2, 32), np.float32)
     with pytest.raises(TuningError, match=r"(?s)'axpy' works.*BLOCK: 64.*BLOCK: 128"):
         tuned[(1,)](x, y, 1.0, 32)
@@ -82,8 +88,10 @@ def test_pruning(kernel: Kernel) -> None:
         "perf_model": lambda **args: -args["BLOCK"],
         "top_k": 2,
     }
-    tuned = Timed(kernel, CONFIGS, [], prune_configs_by=prune, do_bench=bench_for([2.0, 1.0]))
-    tuned.pre_hook = lambda args: seen.append(args["BLOCK"])
+    tuned = Timed(
+        kernel, NAMES, CONFIGS, [], prune_configs_by=prune, do_bench=bench_for([2.0, 1.0])
+    )
+    tuned.pre_hook = lambda args, **_: seen.append(args["BLOCK"])
     x, y = np.ones((2, 32), np.float32)
     tuned[(1,)](x, y, 1.0, 32)
     assert sorted(set(seen)) == [256, 512]
@@ -101,10 +109,74 @@ def test_in_the_emulator_the_first_valid_one_is_taken(kernel: Kernel) -> None:
     assert (y == 2).all()
 
 
+def test_hooks_come_before_every_timed_run_and_once_after_tuning(kernel: Kernel) -> None:
+    seen: list[bool] = []
+
+    def hook(arguments: dict[str, Any], reset_only: bool = False) -> None:
+        seen.append(reset_only)
+        arguments["y"][...] = 5
+
+    tuned = Timed(kernel, NAMES, CONFIGS[:2], [], pre_hook=hook, do_bench=bench_for([1.0, 2.0]))
+    x, y = np.ones((2, 32), np.float32)
+    tuned[(1,)](x, y, 1.0, 32)
+    assert seen == [False] * 4 + [True]
+    assert (y == 6).all()
+    tuned[(1,)](x, y, 1.0, 32)
+    assert len(seen) == 5 and (y == 7).all()
+
+
+def test_in_the_emulator_arrays_are_reset_once_too(kernel: Kernel) -> None:
+    tuned = triton.autotune(CONFIGS, key=["n"], reset_to_zero=["y"])(kernel)
+    x, y = np.ones((2, 32), np.float32)
+    tuned[(1,)](x, y, 1.0, 32)
+    assert (y == 1).all()
+
+
+def test_what_tritons_decorator_takes(kernel: Kernel) -> None:
+    """Keys that are no parameters, options among the constants, arrays that are None."""
+    configs = [
+        triton.Config(
+            {"BLOCK": 64, "waves_per_eu": 2, "enable_fp_fusion": False}, ir_override=None
+        ),
+        triton.Config({"BLOCK": 128}),
+    ]
+    tuned = triton.autotune(
+        configs, key=["n", "m"], use_cuda_graph=True, cache_results=True,
+        prune_configs_by={"early_config_prune": lambda found, named, **_: [wider(found[0])]},
+    )(kernel)  # fmt: skip
+
+    def wider(config: triton.Config) -> triton.Config:
+        config.num_warps = 8
+        return config
+
+    x, y = np.ones((2, 32), np.float32)
+    compiled = tuned[(1,)](x, y, 1.0, 32)
+    assert compiled.num_warps == 8 and not compiled.spec.option("enable_fp_fusion", True)
+
+
+@triton.jit
+def optional_kernel(x_ptr, sum_ptr, BLOCK: tl.constexpr):
+    x = tl.load(x_ptr + tl.arange(0, BLOCK))
+    if sum_ptr is not None:
+        tl.atomic_add(sum_ptr, tl.sum(x))
+
+
+def test_arrays_to_reset_may_be_none() -> None:
+    names = ["x_ptr", "sum_ptr", "BLOCK"]
+    tuned = Timed(
+        optional_kernel, names, [triton.Config({"BLOCK": b}) for b in (16, 32)], [],
+        ["sum_ptr"], ["sum_ptr"], do_bench=bench_for([2.0, 1.0] * 2),
+    )  # fmt: skip
+    x, total = np.ones(32, np.float32), np.zeros(1, np.float32)
+    tuned[(1,)](x, total)
+    tuned[(1,)](x, None)
+    assert total[0] == 32
+
+
 def test_misuse(kernel: Kernel) -> None:
     x = np.ones(32, np.float32)
     with pytest.raises(ValueError, match="no parameter 'm'"):
-        triton.autotune(CONFIGS, key=["m"])(kernel)
+        triton.autotune(CONFIGS, key=[], reset_to_zero=["m"])(kernel)
     with pytest.raises(ValueError, match="no parameter 'B' to configure"):
         triton.autotune([triton.Config({"B": 1})], key=[])(kernel)
     with pytest.raises(ValueError, match=r"knows nothing of \['top'\]"):

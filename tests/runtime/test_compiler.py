@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -10,10 +11,12 @@ from typing import Any
 
 import pytest
 
+import minitriton.language as tl
 from minitriton import compiler, fingerprint, options
 from minitriton.frontend.signature import ParamSpec, Specialization
 from minitriton.ir.diagnostics import CompileError, InternalError
 from minitriton.ir.target import Target
+from minitriton.language.extra import libdevice
 from minitriton.runtime import assembler
 from minitriton.runtime.driver import OutOfResources
 
@@ -77,6 +80,13 @@ def test_everything_that_matters_changes_the_key(
     keys.add(key_of(source))
     assert len(keys) == 8
     assert "/" not in fingerprint.build_id()
+
+
+def test_the_key_covers_every_function_of_the_language() -> None:
+    for function in (libdevice.erfc, libdevice.atan, tl.swizzle2d, tl.randn):
+        assert function.__minitriton_source__.is_library  # so their text is in no other part
+        path = Path(inspect.getsourcefile(function.__mt_fn__) or "")
+        assert path.resolve() in {source.resolve() for source in fingerprint.sources()}
 
 
 def test_switched_off_cache(

@@ -13,6 +13,7 @@ import minitriton as triton
 from minitriton import execute
 from minitriton import jit as jit_decorator
 from minitriton.jit import Kernel, KernelCallError, launch_hooks
+from minitriton.runtime import assembler
 from minitriton.runtime.arguments import ArgumentError
 from minitriton.runtime.launch import LaunchError
 
@@ -207,6 +208,23 @@ def test_hooks(kernel: Kernel) -> None:
     finally:
         launch_hooks.remove(hook)
     assert log == [4, ("before", "axpy", (1, 1, 1)), "after"]
+
+
+def test_warmup_for_the_emulator_assembles_when_asked(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    assemble = assembler.assemble
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        made.append(args[1])
+        return assemble(*args, **kwargs)
+
+    monkeypatch.setattr(assembler, "assemble", noted)
+    x, y = np.ones((2, 64), np.float32)
+    compiled = kernel.warmup(x, y, 1.0, 64, BLOCK=64, grid=(1,))
+    assert not made
+    assert compiled.n_regs > 0 and made == ["sm_80"]
 
 
 def test_warmup_with_dtypes(kernel: Kernel) -> None:

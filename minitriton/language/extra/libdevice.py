@@ -30,48 +30,130 @@ from minitriton.frontend.lang_math import (
     tanh,
 )
 from minitriton.frontend.source import DeviceFunction
+from minitriton.language.extra.libdevice_bits import (
+    add_rn,
+    brev,
+    clz,
+    copysign,
+    double_as_longlong,
+    ffs,
+    float_as_int,
+    float_as_uint,
+    int_as_float,
+    ldexp,
+    longlong_as_double,
+    mul_rn,
+    popc,
+    signbit,
+    sub_rn,
+    uint_as_float,
+)
+from minitriton.language.extra.libdevice_inverse import (
+    acos,
+    acosh,
+    asin,
+    asinh,
+    atan,
+    atan2,
+    atanh,
+    cbrt,
+    erfinv,
+    hypot,
+    log1p,
+)
 
 __all__ = [
     "abs",
+    "acos",
+    "acosh",
+    "add_rn",
+    "asin",
+    "asinh",
+    "atan",
+    "atan2",
+    "atanh",
+    "brev",
+    "cbrt",
     "ceil",
+    "clz",
+    "copysign",
     "cos",
     "cosh",
     "div_rn",
+    "double_as_longlong",
     "erf",
     "erfc",
+    "erfinv",
     "exp",
     "exp2",
+    "exp10",
     "expm1",
     "fabs",
+    "fast_cosf",
+    "fast_dividef",
     "fast_exp2f",
+    "fast_exp10f",
     "fast_expf",
+    "fast_log2f",
+    "fast_log10f",
     "fast_logf",
+    "fast_powf",
+    "fast_sinf",
+    "fast_tanf",
     "fast_tanhf",
+    "fdim",
+    "ffs",
     "finitef",
+    "float_as_int",
+    "float_as_uint",
     "floor",
     "fma",
+    "fma_rn",
+    "fmod",
+    "hypot",
+    "int_as_float",
+    "isfinited",
     "isinf",
     "isnan",
+    "ldexp",
+    "llrint",
+    "llround",
     "log",
     "log1p",
     "log2",
     "log10",
+    "longlong_as_double",
+    "mul_rn",
+    "nearbyint",
+    "normcdf",
+    "popc",
     "pow",
+    "rcp_rn",
     "rint",
     "round",
     "rsqrt",
+    "saturatef",
+    "scalbn",
+    "signbit",
     "sin",
     "sinh",
     "sqrt",
     "sqrt_rn",
+    "sub_rn",
     "tan",
     "tanh",
     "trunc",
+    "uint_as_float",
 ]  # fmt: skip
 
 fabs = abs
+fast_cosf = cos
 fast_expf = exp
+fast_log2f = log2
 fast_logf = log
+fast_sinf = sin
+fma_rn = fma
+scalbn = ldexp
 
 
 @DeviceFunction
@@ -134,16 +216,6 @@ def log10(x):
 
 
 @DeviceFunction
-def log1p(x):
-    """log(1 + x), accurate near zero."""
-    y = 1.0 + x
-    rounded = y - 1.0
-    corrected = tl.log(y) * (x / tl.where(rounded == 0.0, 1.0, rounded))
-    finite = tl.where(y == float("inf"), y, corrected)
-    return tl.where(rounded == 0.0, x, finite)
-
-
-@DeviceFunction
 def expm1(x):
     """exp(x) - 1, accurate near zero."""
     y = tl.exp(x)
@@ -175,5 +247,96 @@ def tan(x):
 
 @DeviceFunction
 def erfc(x):
-    """1 - erf(x)."""
-    return 1.0 - tl.erf(x)
+    """1 - erf(x); in fp32 within 2^-16 of the result also where that is tiny."""
+    if x.dtype == tl.float64:
+        result = 1.0 - tl.erf(x)
+    else:
+        a = tl.abs(x)
+        t = 1.0 / (1.0 + 0.5 * a)
+        p = 0.17087277 * t - 0.82215223
+        p = p * t + 1.48851587
+        p = p * t - 1.13520398
+        p = p * t + 0.27886807
+        p = p * t - 0.18628806
+        p = p * t + 0.09678418
+        p = p * t + 0.37409196
+        p = p * t + 1.00002368
+        p = p * t - 1.26551223
+        square = a * a
+        rest = tl.fma(a, a, -square)
+        far = t * tl.exp(p) * tl.exp(-square) * (1.0 - rest)
+        far = tl.where(a > 11.0, 0.0, far)
+        result = tl.where(x > 1.0, far, 1.0 - tl.erf(x))
+        result = tl.where(x != x, x, result)
+    return result
+
+
+@DeviceFunction
+def normcdf(x):
+    """Probability that a normal variable is below x."""
+    return 0.5 * erfc(-0.7071067811865476 * x)
+
+
+@DeviceFunction
+def exp10(x):
+    """10 to the power of x."""
+    high = x * 3.321928094887362
+    low = tl.fma(x, tl.full_like(x, 3.321928094887362), -high)
+    if x.dtype == tl.float32:
+        low += x * 7.059526e-08  # what fp32 rounds off the factor
+    near = tl.exp2(high) * (1.0 + low * 0.6931471805599453)
+    return tl.where(tl.abs(x) < 1000.0, near, tl.exp2(high))
+
+
+@DeviceFunction
+def fmod(x, y):
+    """Remainder of a division rounded towards zero, with the sign of x."""
+    return x % y
+
+
+@DeviceFunction
+def fdim(x, y):
+    """x - y where that is positive, else 0."""
+    return tl.where(x <= y, 0.0, x - y)
+
+
+@DeviceFunction
+def saturatef(x):
+    """x limited to 0 to 1; 0 for NaN."""
+    return tl.where(x > 0.0, tl.where(x < 1.0, x, 1.0), 0.0)
+
+
+@DeviceFunction
+def rcp_rn(x):
+    """1 / x rounded to nearest."""
+    if x.dtype == tl.float64:
+        inverse = 1.0 / x
+    else:
+        inverse = tl.div_rn(tl.full_like(x, 1.0), x)
+    return inverse
+
+
+@DeviceFunction
+def fast_dividef(x, y):
+    """x / y as the operator."""
+    return x / y
+
+
+@DeviceFunction
+def llrint(x):
+    """Nearest integer, halves to the even one: int64."""
+    return rint(x).to(tl.int64)
+
+
+@DeviceFunction
+def llround(x):
+    """Nearest integer, halves away from zero: int64."""
+    return round(x).to(tl.int64)
+
+
+isfinited = finitef
+nearbyint = rint
+fast_exp10f = exp10
+fast_log10f = log10
+fast_powf = pow
+fast_tanf = tan
