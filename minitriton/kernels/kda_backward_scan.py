@@ -34,6 +34,17 @@ def _load_dout(ptr, stride, rows, left, column, columns, DTYPE: tl.constexpr, TU
     return tl.where((row < rows)[None, :], tl.trans(dout).to(DTYPE), 0.0)
 
 
+@triton.jit
+def _dvalues(scores_at, k_out_at, dout, leaving, TURNED: tl.constexpr, PRECISION: tl.constexpr):
+    """P^T dO + k_out D, transposed if TURNED: then D's product goes first, and dO is masked beside
+    it; else that order would spill in fp32."""
+    if TURNED:
+        dvalues = tl.dot(leaving, tl.trans(tl.load(k_out_at)))
+        return tl.dot(dout, tl.load(scores_at), dvalues)
+    dvalues = tl.dot(tl.trans(tl.load(scores_at)), dout, input_precision=PRECISION)
+    return tl.dot(tl.load(k_out_at), leaving, dvalues, input_precision=PRECISION)
+
+
 @triton.jit(do_not_specialize=["tokens"])
 def _reverse_scan_kernel(
     q_in_ptr, k_in_ptr, k_out_ptr, decay_ptr, inverse_ptr, scores_ptr, beta_ptr, dout_ptr,
@@ -78,10 +89,10 @@ def _reverse_scan_kernel(
             1, TURNED, TURNED, 1, BLOCK,
         )  # fmt: skip
         # each operand is loaded where it is used: were they not pipelined, registers would not do
-        k_out = tl.load(k_out_ptr + operand + operand_at)
-        dvalues = kda_states.times(k_out, leaving, None, TURNED, PRECISION)
-        scores = tl.load(scores_ptr + square + square_at)
-        dvalues = kda_states.times(tl.trans(scores), dout, dvalues, TURNED, PRECISION).to(DTYPE)
+        dvalues = _dvalues(
+            scores_ptr + square + square_at, k_out_ptr + operand + operand_at, dout, leaving,
+            TURNED, PRECISION,
+        ).to(DTYPE)  # fmt: skip
         inverse = tl.load(inverse_ptr + square + square_at)
         x = kda_states.times(tl.trans(inverse), dvalues, None, TURNED, PRECISION)
         place, stride = (first.to(tl.int64) * heads + head) * columns, heads * columns
