@@ -90,7 +90,7 @@ class CompiledKernel:
     @property
     def shared(self) -> int:
         """Dynamic shared memory of a CTA in bytes."""
-        return int(self.metadata.get("shared_bytes", 0))
+        return self.metadata.shared
 
     def _init_handles(self) -> None:
         """Triton's step before `n_regs` may be read; here nothing has to be called for that."""

@@ -75,7 +75,6 @@ def _forward_kernel(
 
 @triton.jit
 def _mean_kernel(loss_ptr, target_ptr, mean_ptr, counted_ptr, rows, ignored, BLOCK: tl.constexpr):
-    tl.extra.cuda.gdc_wait()
     total = tl.zeros([BLOCK], tl.float32)
     count = tl.zeros([BLOCK], tl.int32)
     for first in range(0, rows, BLOCK):
@@ -177,7 +176,6 @@ def _op(
     _mean_kernel[(1,)](
         loss, t, mean, counted, x.shape[0], ignore,
         BLOCK=min(8192, max(16, triton.next_power_of_2(x.shape[0]))), num_warps=16,
-        launch_pdl=True,
     )  # fmt: skip
     return mean, counted, stats
 

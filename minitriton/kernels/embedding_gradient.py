@@ -72,7 +72,6 @@ def _piece_kernel(
     Piece 2 c is the part in chunk c of a run that comes from the chunk before, 2 c + 1 of one that
     only goes on into the next. The other pieces are left as they are.
     """
-    tl.extra.cuda.gdc_wait()
     chunk = tl.program_id(0) - (tl.num_programs(0) - chunks)
     if chunk < 0:
         block = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
@@ -127,7 +126,6 @@ def _run_kernel(
     IDS: tl.constexpr, CHANNELS: tl.constexpr, CHUNK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Rows of dweight, one after the other by a warp, which skips what a row does not need."""
-    tl.extra.cuda.gdc_wait()
     slices = tl.cdiv(columns, CHANNELS)  # whole rows are written at about the same time
     first = tl.program_id(0) // slices * IDS
     at = tl.program_id(0) % slices * CHANNELS + tl.arange(0, CHANNELS)
@@ -189,9 +187,9 @@ def by_runs(
     levels = tokens.bit_length()
     _piece_kernel[(chunks + triton.cdiv(vocabulary + 1, SEARCHED * slices), slices)](
         grad, index, place, start, piece, tokens, vocabulary, columns, chunks, 1 << (levels - 1),
-        levels, CHUNK=CHUNK, CHANNELS=channels, SEARCHED=SEARCHED, launch_pdl=True,
+        levels, CHUNK=CHUNK, CHANNELS=channels, SEARCHED=SEARCHED,
     )  # fmt: skip
     _run_kernel[(triton.cdiv(vocabulary, OWNED) * slices,)](
         grad, place, start, piece, extra, dweight, vocabulary, columns, IDS=OWNED,
-        CHANNELS=channels, CHUNK=CHUNK, ROWS=ROWS, num_warps=1, launch_pdl=True,
+        CHANNELS=channels, CHUNK=CHUNK, ROWS=ROWS, num_warps=1,
     )  # fmt: skip

@@ -154,7 +154,6 @@ def _sum_kernel(
     partial_ptr, c_ptr, bias_ptr, extra_ptr, pre_ptr, n, N, splits,
     EPILOGUE: tl.constexpr, DEPTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    tl.extra.cuda.gdc_wait()
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = at < n
     acc = sum_parts(partial_ptr, n, splits, at, mask, DEPTH)
@@ -227,6 +226,6 @@ def sum_partials(
     depth, block = DEEP_SUM if splits > 32 else FLAT_SUM
     _sum_kernel[(triton.cdiv(size, block),)](
         partial, out, bias, extra, pre, size, out.shape[-1], splits, EPILOGUE=epilogue,
-        DEPTH=depth, BLOCK=block, launch_pdl=True,
+        DEPTH=depth, BLOCK=block,
     )  # fmt: skip
     return out

@@ -54,8 +54,8 @@ def _state_places(key, column, p, keys, columns, key_stride, column_stride, TURN
 
 @triton.jit
 def load_state(ptr, key, column, keys, columns, key_stride, column_stride,
-                INITIAL: tl.constexpr, TURNED: tl.constexpr, PARTS: tl.constexpr,
-                PART: tl.constexpr):  # fmt: skip
+               INITIAL: tl.constexpr, TURNED: tl.constexpr, PARTS: tl.constexpr,
+               PART: tl.constexpr):  # fmt: skip
     """The state before the first chunk, in PARTS tiles; zeros without INITIAL."""
     state = ()
     for p in tl.static_range(PARTS):
@@ -80,8 +80,8 @@ def rounded(state, DTYPE: tl.constexpr, PARTS: tl.constexpr):
 
 @triton.jit
 def store_state(ptr, state, key, column, keys, columns, key_stride, column_stride,
-                 TURNED: tl.constexpr, TURNS: tl.constexpr, PARTS: tl.constexpr,
-                 PART: tl.constexpr):  # fmt: skip
+                TURNED: tl.constexpr, TURNS: tl.constexpr, PARTS: tl.constexpr,
+                PART: tl.constexpr):  # fmt: skip
     """Writes a state; TURNS: it is turned for that, as rows of [keys, columns] are long."""
     for p in tl.static_range(PARTS):
         at, inside = _state_places(

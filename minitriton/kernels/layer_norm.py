@@ -173,7 +173,6 @@ def _sum_both_kernel(
     partial_ptr, dweight_ptr, dbias_ptr, parts, columns, DEPTH: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """Sums [2, parts, columns] over the parts: for the weight, and for the bias."""
-    tl.extra.cuda.gdc_wait()
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = at < columns
     which = tl.program_id(1)
@@ -336,7 +335,7 @@ def _backward_op(
         return dx, dbranch, dweight, dbias
     depth, width = DEEP_SUM
     _sum_both_kernel[(triton.cdiv(m.shape[1], width), 2)](
-        partial, dweight, dbias, programs, m.shape[1], DEPTH=depth, BLOCK=width, launch_pdl=True
+        partial, dweight, dbias, programs, m.shape[1], DEPTH=depth, BLOCK=width
     )
     return dx, dbranch, dweight, dbias
 

@@ -53,7 +53,6 @@ def _merge_kernel(
     LISTS: tl.constexpr, ELEMENTS: tl.constexpr,
 ):  # fmt: skip
     """Merges lists of `size`, of which the last may be shorter."""
-    tl.extra.cuda.gdc_wait()
     first = tl.program_id(0) * ELEMENTS
     at = first + tl.arange(0, ELEMENTS)
     index = tl.load(id_ptr + at, mask=at < count, other=0)
@@ -87,7 +86,7 @@ def sorted_ids(ids: torch.Tensor, bound: int) -> tuple[torch.Tensor, torch.Tenso
     while size < count:
         _merge_kernel[(triton.cdiv(count, ELEMENTS),)](
             *found.unbind(), *spare.unbind(), count, size, size.bit_length(), LISTS=LISTS,
-            ELEMENTS=ELEMENTS, num_warps=4, launch_pdl=True,
+            ELEMENTS=ELEMENTS, num_warps=4,
         )  # fmt: skip
         found, spare, size = spare, found, size * LISTS
     index, place = found.unbind()
