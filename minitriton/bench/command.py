@@ -198,13 +198,15 @@ def _progress(supervisor: Supervisor, output: Output) -> Any:
 
     total = len(supervisor.titles)
     if not sys.stderr.isatty():
+        begun = time.monotonic()
 
         def tell(event: dict[str, Any]) -> None:
             if save(event):
                 done = len(supervisor.results.skipped) + sum(
                     1 for case in supervisor.results.cases.values() if case["contenders"]
                 )
-                print(f"[{done}/{total}] {event['case']}", file=sys.stderr, flush=True)
+                at = f"{time.monotonic() - begun:.0f} s"
+                print(f"[{done}/{total}] {at}  {event['case']}", file=sys.stderr, flush=True)
 
         supervisor.watch = tell
         return nullcontext()
