@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from minitriton.codegen import one_thread
 from minitriton.codegen.emit import Emitter, attribute, type_named
 from minitriton.codegen.tile import LazyRegisters, Tile, carried
 from minitriton.ir.axis_analysis import AxisFacts, analyse
@@ -91,6 +92,7 @@ class Lowering(Emitter):
         self.producer_warps = 0  # beside them
         self.producer: ir.Operation | None = None  # function of their own
         self.role = Role.ALL
+        self.alone = False  # behind a branch that only the first thread takes
         self.grid_sizes: list[ir.Value] = []  # parameters of a persistent kernel
         self.axis = axis
         self.tensor_maps: list[dict[str, Any]] = []  # as the launcher makes them (ir)
@@ -245,7 +247,7 @@ class Lowering(Emitter):
     @property
     def is_first_thread(self) -> ir.Value:
         """i1: this is thread 0 of the CTA, or of its group, which does what must happen once."""
-        if self.role is Role.PRODUCER:
+        if self.role is Role.PRODUCER or self.alone:
             return self.constant(self.i1, 1)
         if self.groups > 1 and self.role is Role.CONSUMERS:
             own = self.and_(self.thread_id, 32 * self.num_warps - 1)
@@ -363,13 +365,37 @@ class Lowering(Emitter):
     def lower_ops(self, ops: Sequence[ir.Operation]) -> None:
         """Lowers ops of one block, in order; where warps part, each kind its own."""
         self._marker, self._just_met = None, False
-        for op in ops:
-            if self.role is Role.CONSUMERS and PRODUCER in op.attributes:
+        if self.role is Role.CONSUMERS:
+            ops = [op for op in ops if PRODUCER not in op.attributes]
+        for part in one_thread.parts(ops):
+            if self.role is not Role.PRODUCER and one_thread.acts(part[0]):
+                self._lower_alone(part)
                 continue
-            self.lower(op)
-            if op.name == "mt.split_warps":  # its rule lowers what follows
+            for op in part:
+                self.lower(op)
+            if part[-1].name == "mt.split_warps":  # its rule lowers what follows
                 break
         self._marker, self._just_met = None, False
+
+    def _lower_alone(self, ops: Sequence[ir.Operation]) -> None:
+        """Lowers ops that only the first thread executes, behind one branch."""
+        acting = [op for op in ops if one_thread.acts(op)]
+        for op in ops:  # where things are, which all threads may know
+            if op not in acting:
+                self.lower(op)
+        chosen, runs = self.is_first_thread, one_thread.condition(acting[0])
+        if runs is not None:
+            chosen = self.and_(chosen, self.scalar(runs))
+
+        def act() -> list[ir.Value]:
+            self.alone = True
+            for op in acting:
+                self.lower(op)
+            self.alone = False
+            return []
+
+        self.builder.loc = acting[0].location
+        self.branch(chosen, (), act)
 
     def inline(self, block: ir.Block, arguments: Sequence[Lowered]) -> list[Lowered]:
         """Emits a copy of `block` here with its arguments bound; what its terminator yields."""

@@ -212,7 +212,8 @@ def weights_of(heads, channels, latent, dtype, device):
 
 @pytest.mark.parametrize(
     ("dtype", "shape", "widths"),
-    [(BF16, (2, 3, 3), (128, 512, 64)), (torch.float32, (70, 1, 2), (24, 64, 16)),
+    [(BF16, (2, 3, 3), (128, 512, 64)), (BF16, (130, 1, 2), (128, 512, 64)),
+     (torch.float32, (70, 1, 2), (24, 64, 16)),
      (torch.float16, (1, 8, 1), (40, 128, 32))],
 )  # fmt: skip
 def test_absorbed_products(device, dtype, shape, widths):
