@@ -168,10 +168,10 @@ def _home(name: str) -> str | None:
     if not any(inner == shared or inner.startswith(shared + ".") for shared in _SHARED):
         return None
     try:
-        found = importlib.util.find_spec(f"minitriton.{inner}")
+        found = importlib.util.find_spec(f"minitriton.{inner}") is not None
     except ModuleNotFoundError:  # of the module above it
-        return None
-    return found and f"minitriton.{inner}"
+        found = False
+    return f"minitriton.{inner}" if found else None
 
 
 def _is_import() -> bool:
