@@ -52,7 +52,10 @@ _NAMES: dict[str, dict[str, str]] = {
         "CompilationError": "minitriton.errors:CompilationError",
         "CompiledKernel": "minitriton.compiled:CompiledKernel",
     },
-    "triton.compiler.compiler": {"CompiledKernel": "minitriton.compiled:CompiledKernel"},
+    "triton.compiler.compiler": {
+        "CompiledKernel": "minitriton.compiled:CompiledKernel",
+        "triton_key": "minitriton.fingerprint:build_id",  # where torch looks, too
+    },
     "triton.compiler.errors": {"CompilationError": "minitriton.errors:CompilationError"},
     "triton.runtime": {**_TUNING, **_KERNELS},
     "triton.runtime.autotuner": {
@@ -74,7 +77,7 @@ _NAMES: dict[str, dict[str, str]] = {
         "constexpr_function": "minitriton:constexpr_function",
         "jit": "minitriton:jit",
     },
-}  # fmt: skip
+}
 
 # Of Triton's compilers, by the names that torch looks for before it generates code for one: none.
 BACKENDS: dict[str, Any] = {}
@@ -196,8 +199,10 @@ def install() -> None:
             "help: call minitriton.as_triton.install() before anything that imports triton, or run "
             "the program with 'python -m minitriton run-as-triton'"
         )
-    _hide_from_torch()
-    _forget_modules()
+    try:
+        _hide_from_torch()
+    finally:
+        _forget_modules()
     sys.meta_path.insert(0, _FINDER)
 
 
