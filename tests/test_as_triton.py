@@ -221,7 +221,7 @@ def test_what_is_missing_says_so(package: Path) -> None:
 def test_triton_must_not_be_imported_yet(package: Path) -> None:
     text = run(
         WITHOUT_TORCH,
-        f"sys.path.append({str(package / 'other')!r})",
+        f"sys.path.insert(0, {str(package / 'other')!r})",
         """
         import triton
         from minitriton import as_triton, MiniTritonError
@@ -239,7 +239,7 @@ def test_triton_must_not_be_imported_yet(package: Path) -> None:
 def test_torch_is_told_that_there_is_none(package: Path) -> None:
     """It would generate code for it; but what it imports from it unasked has to be there."""
     run(
-        f"import sys; sys.path.append({str(package / 'other')!r})",
+        f"import sys; sys.path.insert(0, {str(package / 'other')!r})",
         "from torch.utils._triton import has_triton, has_triton_package",
         INSTALL,
         """
