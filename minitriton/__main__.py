@@ -1,4 +1,4 @@
-"""The command line: `python -m minitriton compile | doctor | cache | bench`.
+"""The command line: `python -m minitriton compile | doctor | cache | run-as-triton | bench`.
 
 compile FILE:KERNEL shows or writes a kernel's PTX, cubin, SASS or tile IR for any target, without a
 GPU. Heavy modules are imported by the command that needs them, so `--help` is quick.
@@ -57,6 +57,12 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("doctor", help="versions and paths of every native piece, GPUs, cache")
     cache = commands.add_parser("cache", help="the cache of compiled kernels on disk")
     cache.add_argument("action", choices=["info", "clear", "verify"])
+    run = commands.add_parser(
+        "run-as-triton", help="run a Python program whose `import triton` means MiniTriton"
+    )
+    run.add_argument("-m", dest="module", action="store_true", help="PROGRAM is a module's name")
+    run.add_argument("program", metavar="PROGRAM", help="a Python file")
+    run.add_argument("arguments", metavar="...", nargs=argparse.REMAINDER, help="its arguments")
     _add_bench(commands)
     return parser
 
@@ -74,7 +80,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from minitriton.ir.diagnostics import MiniTritonError
 
     try:
-        actions = {"compile": _compile, "doctor": _doctor, "cache": _cache, "bench": _bench}
+        actions = {
+            "compile": _compile,
+            "doctor": _doctor,
+            "cache": _cache,
+            "run-as-triton": _run_as_triton,
+            "bench": _bench,
+        }
         return actions[options.command](options)
     except UsageError as error:
         print(f"minitriton: {error}", file=sys.stderr)
@@ -252,6 +264,30 @@ def _cache(options: argparse.Namespace) -> int:
                 print(f"broken: {path}")
             print(f"{good} good, {len(bad)} broken")
             return 1 if bad else 0
+    return 0
+
+
+def _run_as_triton(options: argparse.Namespace) -> int:
+    """As `python PROGRAM ...` would, which also means that its errors keep their tracebacks."""
+    import runpy
+    import traceback
+
+    from minitriton import as_triton
+    from minitriton.ir.diagnostics import MiniTritonError
+
+    if not options.module and not Path(options.program).is_file():
+        raise UsageError(f"there is no file {options.program!r}")
+    as_triton.install()
+    sys.argv = [options.program, *options.arguments]
+    try:
+        if options.module:
+            runpy.run_module(options.program, run_name="__main__", alter_sys=True)
+        else:
+            sys.path[0] = str(Path(options.program).resolve().parent)
+            runpy.run_path(options.program, run_name="__main__")
+    except MiniTritonError:
+        traceback.print_exc()
+        return 1
     return 0
 
 

@@ -114,7 +114,13 @@ class Autotuner(_Wrapper):
             tuple(restore_value or ()),
         )
         self.pre_hook, self.post_hook = pre_hook, post_hook
-        self._pruning = dict(prune_configs_by or {})
+        # subclasses of libraries ask for these and for the names of pruning
+        self.user_defined_pre_hook = pre_hook is not None
+        self.user_defined_post_hook = post_hook is not None
+        pruning = dict(prune_configs_by or {})
+        self.early_config_prune = pruning.pop("early_config_prune", None)
+        self.perf_model = pruning.pop("perf_model", None)
+        self.configs_top_k = pruning.pop("top_k", 1.0)
         self._budget: dict[str, Any] = {
             "warmup": 25 if warmup is None else warmup,
             "rep": 100 if rep is None else rep,
@@ -130,9 +136,8 @@ class Autotuner(_Wrapper):
         for name in {name for config in self.configs for name in config.kwargs}:
             if name not in self.arg_names and name not in LAUNCH_OPTIONS:
                 raise ValueError(f"kernel '{self.__name__}' has no parameter {name!r} to configure")
-        unknown = set(self._pruning) - {"early_config_prune", "perf_model", "top_k"}
-        if unknown:
-            raise ValueError(f"prune_configs_by knows nothing of {sorted(unknown)}")
+        if pruning:
+            raise ValueError(f"prune_configs_by knows nothing of {sorted(pruning)}")
 
     def run(self, *args: Any, grid: Any = None, warmup: bool = False, **kwargs: Any) -> Any:
         """Launch with the best configuration for these arguments, tuning first if need be."""
@@ -140,7 +145,7 @@ class Autotuner(_Wrapper):
         for name in kwargs:
             if any(name in config.kwargs for config in self.configs):
                 raise ValueError(f"argument '{name}' is set by autotune and cannot be passed")
-        key = self._key(named)
+        key = self._key(args, kwargs, named)
         if warmup:
             config = self.cache.get(key, self.configs[0])
             if config.pre_hook is not None:
@@ -165,11 +170,18 @@ class Autotuner(_Wrapper):
             if arguments[name] is not None:
                 _fill(arguments[name], 0)
 
-    def _key(self, named: Mapping[str, Any]) -> Any:
-        values = tuple(named.get(name) for name in self.keys)
-        arrays = (_array(v) for v in named.values())
-        dtypes = tuple(str(a.dtype) for a in arrays if hasattr(a, "dtype"))
-        return values, dtypes, self._on_cpu(named)
+    def _key(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], named: Mapping[str, Any]
+    ) -> tuple[Any, ...]:
+        """As in Triton, so that what libraries put into `cache` is found; "cpu" in the emulator."""
+        all_given = {**dict(zip(self.arg_names, args, strict=False)), **kwargs}
+        given = {name: value for name, value in all_given.items() if name in self.arg_names}
+        arrays = (_array(value) for value in given.values())
+        return (
+            *(given[name] for name in self.keys if name in given),
+            *(str(array.dtype) for array in arrays if hasattr(array, "dtype")),
+            *(("cpu",) if self._on_cpu(named) else ()),
+        )
 
     def _on_cpu(self, named: Mapping[str, Any]) -> bool:
         """Whether this launch runs in the emulator."""
@@ -179,13 +191,12 @@ class Autotuner(_Wrapper):
 
     def _pruned(self, named: dict[str, Any], kwargs: Mapping[str, Any]) -> list[Config]:
         configs = list(self.configs)
-        early, model = self._pruning.get("early_config_prune"), self._pruning.get("perf_model")
-        if early is not None:
-            configs = list(early(configs, named, **kwargs))
+        model, top = self.perf_model, self.configs_top_k
+        if self.early_config_prune is not None:
+            configs = list(self.early_config_prune(configs, named, **kwargs))
             if not configs:
                 raise TuningError(f"early_config_prune of '{self.__name__}' left no configuration")
         if model is not None:
-            top = self._pruning.get("top_k", 1.0)
             count = max(1, math.ceil(len(configs) * top)) if isinstance(top, float) else int(top)
             if len(configs) > count:
                 costs = {config: model(**{**named, **config.all_kwargs()}) for config in configs}
@@ -234,13 +245,21 @@ class Autotuner(_Wrapper):
         """Median, 20 % and 80 % quantile in milliseconds."""
         present = [name for name in self.restore_value if named[name] is not None]
         saved = {name: _copy(named[name]) for name in present}
-        error: Exception | None = None
+        full = {**named, **given}
 
         def call() -> None:
             if config.pre_hook is not None:
                 config.pre_hook({**named, **config.all_kwargs()})
-            self._reset({**named, **given})
-            self.fn.run(*args, grid=grid, **given)
+            self._reset(full)
+            error: Exception | None = None
+            try:
+                self.fn.run(*args, grid=grid, **given)
+            except Exception as failure:
+                error = failure
+                raise
+            finally:
+                if self.post_hook is not None:
+                    self.post_hook(full, exception=error)
 
         quantiles = (0.5, 0.2, 0.8)
         try:
@@ -248,14 +267,9 @@ class Autotuner(_Wrapper):
                 measured = self._bench(call, quantiles=quantiles)
             else:
                 measured = testing.do_bench(call, quantiles=quantiles, **self._budget)
-        except Exception as failure:
-            error = failure
-            raise
         finally:
             for name, copy in saved.items():
                 _fill(named[name], copy)
-            if self.post_hook is not None:
-                self.post_hook({**named, **given}, exception=error)
         return list(measured) if isinstance(measured, Sequence) else [float(measured)]
 
 
@@ -318,7 +332,8 @@ def autotune(
     Names in `key` that are no parameters count for nothing, as in Triton. `reset_to_zero` and
     `restore_value` name arrays (or None) that the kernel writes and that must be the same before
     every run. `pre_hook(arguments)` comes before each run that is timed, and once, with
-    `reset_only=True`, after tuning. `prune_configs_by` may hold `early_config_prune(configs,
+    `reset_only=True`, after tuning; `post_hook(arguments, exception)` after each run that is timed.
+    `prune_configs_by` may hold `early_config_prune(configs,
     named_args)`, `perf_model(**args)` and `top_k` (a count, or a fraction as float). Budgets are
     milliseconds. `use_cuda_graph` and `cache_results` are accepted without effect.
     """

@@ -125,6 +125,55 @@ def test_hooks_come_before_every_timed_run_and_once_after_tuning(kernel: Kernel)
     assert len(seen) == 5 and (y == 7).all()
 
 
+def test_post_hooks_come_after_every_timed_run(kernel: Kernel) -> None:
+    seen: list[Any] = []
+    tuned = Timed(
+        kernel, NAMES, CONFIGS[:2], [], post_hook=lambda arguments, exception: seen.append(
+            (arguments["BLOCK"], exception)
+        ), do_bench=bench_for([1.0, 2.0]),
+    )  # fmt: skip
+    x, y = np.ones((2, 32), np.float32)
+    tuned[(1,)](x, y, 1.0, 32)
+    assert seen == [(64, None)] * 2 + [(128, None)] * 2
+
+
+class Restoring(Timed):
+    """As libraries subclass Triton's Autotuner: hooks that take copies, and choices put in."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        assert not self.user_defined_pre_hook and not self.user_defined_post_hook
+        assert self.early_config_prune is None
+        self.pre_hook, self.post_hook = self.keep, self.put_back
+
+    def keep(self, arguments: dict[str, Any], reset_only: bool = False) -> None:
+        if not reset_only:
+            self.copies = {name: arguments[name].copy() for name in self.restore_value}
+
+    def put_back(self, arguments: dict[str, Any], exception: Exception | None) -> None:
+        for name, copy in self.copies.items():
+            arguments[name][...] = copy
+
+
+def test_hooks_of_a_subclass_may_restore_arrays(kernel: Kernel) -> None:
+    tuned = Restoring(kernel, NAMES, CONFIGS[:2], [], None, ["y"], do_bench=bench_for([1.0, 2.0]))
+    x, y = np.ones((2, 32), np.float32)
+    tuned[(1,)](x, y, 1.0, 32)
+    assert (y == 2).all()
+
+
+def test_choices_are_remembered_under_tritons_keys(kernel: Kernel) -> None:
+    """The values of the keys that are given, then the dtypes: so libraries can put choices in."""
+    tuned = Timed(kernel, NAMES, CONFIGS, ["n", "m", "BLOCK"], do_bench=bench_for([]))
+    tuned.cache[(32, "float32", "float32")] = CONFIGS[3]
+    x, y = np.ones((2, 32), np.float32)
+    tuned[(1,)](x, y, 1.0, n=32)
+    assert tuned.best_config is CONFIGS[3]
+    emulated = Autotuner(kernel, NAMES, CONFIGS, ["n"])
+    emulated[(1,)](x, y, 1.0, 32)
+    assert list(emulated.cache) == [(32, "float32", "float32", "cpu")]
+
+
 def test_in_the_emulator_arrays_are_reset_once_too(kernel: Kernel) -> None:
     tuned = triton.autotune(CONFIGS, key=["n"], reset_to_zero=["y"])(kernel)
     x, y = np.ones((2, 32), np.float32)
