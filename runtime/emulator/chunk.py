@@ -180,6 +180,11 @@ class Chunk:
             ctas = np.unique(self.cta_of_lane[lanes])
             self.race.ended(ctas[~self.live.reshape(self.ctas, -1)[ctas].any(1)])
 
+    def release(self) -> None:
+        """Frees the chunk's memory at once: its parts know it, so that else it waits for the
+        garbage collector. Nothing of the chunk may be used afterwards."""
+        self.__dict__.clear()
+
     def land_needed(self) -> bool:
         """Land asynchronous copies that parked lanes wait for; whether there were any."""
         return "bulk" in self.engines and self.engines["bulk"].land_needed()
