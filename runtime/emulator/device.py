@@ -146,9 +146,11 @@ class Emulator:
             max_steps=max_steps,
             cluster=cluster_sizes(found.program, cluster, grid),
         )
-        with numerics.quiet():
-            chunks = _run_chunks(launch, found)
-        report = collect(found.blocks, launch.bytes, launch.flops)
+        try:
+            with numerics.quiet():
+                chunks = _run_chunks(launch, found)
+        finally:  # what a failed launch counted is not for the next one's report
+            report = collect(found.blocks, launch.bytes, launch.flops)
         report.steps, report.chunks = launch.steps, chunks
         return report
 
