@@ -20,6 +20,7 @@ from minitriton.runtime.module import Function
 WARP = 32
 SERIALIZED = "wgmma.mma_async instructions are serialized"  # in ptxas' remarks
 _LATE_STAGES = frozenset({"lower", "ptx"})
+_MOST_LOADED = 256  # kernels in the emulator at a time: a large one takes 5 MB
 
 
 class Metadata(dict[str, Any]):
@@ -59,7 +60,6 @@ class CompiledKernel:
         self._publish: Callable[[CompiledKernel], object] = _nowhere
         self._restage: Callable[[], dict[str, str]] = dict
         self._texts: dict[str, str] | None = None
-        self._emulator: Any = None
         self._forms: dict[str, CompiledKernel] = {}  # others of this kernel, by name
         self.report: Any = None  # counters of the last launch in the emulator
         self.asm: Mapping[str, Any] = Stagewise(self)
@@ -206,12 +206,7 @@ class CompiledKernel:
 
     def emulator(self) -> Any:
         """The parsed form of the PTX, for launches on the CPU."""
-        with self._lock:
-            if self._emulator is None:
-                from minitriton.runtime.emulator import Emulator
-
-                self._emulator = Emulator(self.ptx)
-            return self._emulator
+        return _loaded(self.ptx)
 
     def __getitem__(self, grid: Any) -> Callable[..., CompiledKernel]:
         from minitriton.execute import launch_compiled
@@ -256,6 +251,13 @@ class Stagewise(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
+
+
+@functools.lru_cache(_MOST_LOADED)
+def _loaded(ptx: str) -> Any:
+    from minitriton.runtime.emulator import Emulator
+
+    return Emulator(ptx)
 
 
 def _nowhere(_: CompiledKernel) -> None:

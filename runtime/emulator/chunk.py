@@ -89,7 +89,9 @@ class Chunk:
         self.key = np.where(self.live, 0, NOT_READY)
         self.lane_pc = np.zeros(self.L, np.int64)
         self.age = np.zeros(self.L >> 5, np.int64)
-        self.parked_on = np.full(self.L, None, object)
+        #: By pc, what lanes parked there wait for. In an array of objects, which the garbage
+        #: collector does not look into, it would keep the chunk for ever.
+        self.parked_on: dict[int, Any] = {}
         self.race = RaceDetector(self) if "race" in self.checks else None
         self.uninit = UninitTracker(self) if "uninit" in self.checks else None
         self.barriers = CtaBarriers(self)
@@ -159,7 +161,7 @@ class Chunk:
         self.split()
         self.lane_pc[lanes] = pc
         self.key[lanes] = NOT_READY
-        self.parked_on[lanes] = waits_for
+        self.parked_on[pc] = waits_for
 
     def unpark(self, lanes: np.ndarray, retry: bool = False) -> None:
         """Make parked lanes ready after (or, with ``retry``, at) their instruction."""
@@ -177,6 +179,11 @@ class Chunk:
         if self.grid.size > 1 and self.race is not None:
             ctas = np.unique(self.cta_of_lane[lanes])
             self.race.ended(ctas[~self.live.reshape(self.ctas, -1)[ctas].any(1)])
+
+    def release(self) -> None:
+        """Frees the chunk's memory at once: its parts know it, so that else it waits for the
+        garbage collector. Nothing of the chunk may be used afterwards."""
+        self.__dict__.clear()
 
     def land_needed(self) -> bool:
         """Land asynchronous copies that parked lanes wait for; whether there were any."""

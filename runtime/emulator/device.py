@@ -1,7 +1,7 @@
 """The emulator's entry points: `Emulator(ptx).launch(...)`.
 
 An Emulator owns the module's global variables (they live as long as it does, as on a device),
-the parsed tree, and per entry the decoded program with its compiled runs, so keep and reuse it.
+and per entry the decoded program with its compiled runs, so keep and reuse it.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from minitriton.runtime.emulator.module import (
 from minitriton.runtime.emulator.parser import parse
 from minitriton.runtime.emulator.register_order import Unfenced, unfenced_products
 from minitriton.runtime.emulator.scheduler import Scheduler, describe_state
+from minitriton.runtime.emulator.syntax import Tree
 from minitriton.runtime.emulator.uninit import maybe_undefined
 
 LANDINGS = ("late", "early", "random")
@@ -63,21 +64,20 @@ class Emulator:
     """
 
     def __init__(self, ptx: str) -> None:
-        self.tree = parse(ptx)
-        self._lines = ptx.splitlines()
+        tree, lines = parse(ptx), ptx.splitlines()
         self._variables: list[np.ndarray] = []
         self._module_allocations: list[Allocation] = []
-        addresses = self._allocate_variables()
+        addresses = self._allocate_variables(tree)
         self.entries: dict[str, _Entry] = {}
-        for decl in self.tree.functions:
+        for decl in tree.functions:
             if decl.is_entry and decl.body is not None:
-                program = flatten(self.tree, decl.name, addresses, self._lines)
+                program = flatten(tree, decl.name, addresses, lines)
                 self.entries[decl.name] = _make_entry(program)
 
-    def _allocate_variables(self) -> dict[str, int]:
+    def _allocate_variables(self, tree: Tree) -> dict[str, int]:
         addresses: dict[str, int] = {}
         images: list[tuple[Any, np.ndarray]] = []
-        for variable in self.tree.variables:
+        for variable in tree.variables:
             if variable.space not in ("global", "const"):
                 continue
             size = type_bytes(variable.type) * (variable.count or 1)
@@ -146,9 +146,11 @@ class Emulator:
             max_steps=max_steps,
             cluster=cluster_sizes(found.program, cluster, grid),
         )
-        with numerics.quiet():
-            chunks = _run_chunks(launch, found)
-        report = collect(found.blocks, launch.bytes, launch.flops)
+        try:
+            with numerics.quiet():
+                chunks = _run_chunks(launch, found)
+        finally:  # what a failed launch counted is not for the next one's report
+            report = collect(found.blocks, launch.bytes, launch.flops)
         report.steps, report.chunks = launch.steps, chunks
         return report
 
@@ -236,6 +238,7 @@ def _run_chunks(launch: Launch, entry: _Entry) -> int:
             return started
         before = scheduler.c.progress
         if scheduler.run():
+            scheduler.c.release()
             seen.clear()
             continue
         spinning.append(scheduler)

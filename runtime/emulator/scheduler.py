@@ -337,9 +337,9 @@ class Scheduler:
             raise error(DivergentAligned, ins, c, at_meeting, message, hint)
         reasons: dict[tuple[int, str], list[str]] = {}
         for lane in parked:
-            owner = c.parked_on[lane]
-            if owner is not None and len(reasons) < 64:
-                key = int(c.lane_pc[lane]), owner.describe(int(lane))
+            pc = int(c.lane_pc[lane])
+            if pc in c.parked_on and len(reasons) < 64:
+                key = pc, c.parked_on[pc].describe(int(lane))
                 reasons.setdefault(key, []).append(c.lane_name(int(lane)))
         lines = []
         for (pc, reason), names in list(reasons.items())[:6]:
