@@ -16,6 +16,7 @@ from minitriton.passes.tile_pass import PassOptions
 from minitriton.passes.traversal import kernel_of, walk
 
 BASE = 1 << 16
+_alive = []  # modules of the running test: ops that a walk gives do not keep theirs
 
 
 class Memory:
@@ -73,7 +74,8 @@ class Kernel:
         return ParamSpec(name, "scalar", dtype, None, bool(divisible))
 
     def build(self):
-        return build_module(self.source, self.spec, self.target)
+        _alive.append(build_module(self.source, self.spec, self.target))
+        return _alive[-1]
 
     def compile(self, upto=None, **options):
         """The module after the pipeline (or its passes up to and including `upto`)."""
@@ -103,6 +105,7 @@ class Kernel:
 def _context():
     with use():
         yield
+        _alive.clear()
 
 
 @pytest.fixture
