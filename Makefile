@@ -35,12 +35,8 @@ demo: $(STAMP)
 		else $(BIN)/python $$example; fi; done
 	@echo "$(words $(EXAMPLES)) examples ran"
 
-# In parts, each with processes of its own: these grow with every kernel that they compile, and all
-# in two processes would take more than 20 GB.
 test: $(STAMP)
-	$(BIN)/python -m pytest $(PYTEST_ARGS) --ignore=tests/kernels
-	$(BIN)/python -m pytest $(PYTEST_ARGS) tests/kernels --ignore-glob='*/test_library_*'
-	$(BIN)/python -m pytest $(PYTEST_ARGS) tests/kernels/test_library_*.py
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 check: lint layers types test
 
