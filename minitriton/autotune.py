@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from minitriton import testing
+from minitriton import dynamo, testing
 from minitriton.ir.diagnostics import CompileError, MiniTritonError
 from minitriton.kernel_interface import KernelInterface
 from minitriton.runtime.arguments import HOST, classify
@@ -203,6 +203,7 @@ class Autotuner(_Wrapper):
                 configs = sorted(configs, key=lambda config: costs[config])[:count]
         return configs
 
+    @dynamo.outside
     def _tune(
         self,
         candidates: Sequence[Config],

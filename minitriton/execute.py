@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from minitriton import options
+from minitriton import dynamo, options
 from minitriton.compiled import CompiledKernel
 from minitriton.ir.target import Target
 from minitriton.pointer_tables import pointed_to
@@ -261,6 +261,7 @@ def host_allocations(
     return found
 
 
+@dynamo.outside
 def launch_compiled(compiled: CompiledKernel, grid: Any, values: Sequence[Any]) -> None:
     """Launch with the kernel's parameters in order; they must fit what was compiled."""
     parameters = [

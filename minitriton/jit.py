@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
-from minitriton import binding, execute, options
+from minitriton import binding, dynamo, execute, options
 from minitriton.compiled import CompiledKernel
 from minitriton.compiler import Stages, compile_kernel
 from minitriton.frontend.signature import Specialization
@@ -50,6 +50,7 @@ launch_hooks: list[Callable[[LaunchInfo], Callable[[], None] | None]] = []
 # Called with each CompiledKernel that is made or read from the cache.
 compile_hooks: list[Callable[[CompiledKernel], None]] = []
 
+dynamo.keep_out()
 
 _kernels: weakref.WeakSet[Kernel] = weakref.WeakSet()
 
@@ -163,6 +164,7 @@ class Kernel(KernelInterface[Any]):
             return self.warmup(*args, grid=grid, **kwargs)
         return self[grid](*args, **kwargs)
 
+    @dynamo.outside
     def warmup(
         self, *args: Any, grid: Any = None, target: str | Target = "", **kwargs: Any
     ) -> CompiledKernel:
@@ -281,6 +283,7 @@ class Kernel(KernelInterface[Any]):
                     hook(compiled)
         return compiled
 
+    @dynamo.outside
     def _first(
         self,
         key: Any,
@@ -312,6 +315,7 @@ class Kernel(KernelInterface[Any]):
 
         return watch(self.source)
 
+    @dynamo.outside
     def _general(
         self,
         grid: Any,
