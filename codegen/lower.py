@@ -383,9 +383,7 @@ class Lowering(Emitter):
         for op in ops:  # where things are, which all threads may know
             if op not in acting:
                 self.lower(op)
-        chosen, runs = self.is_first_thread, one_thread.condition(acting[0])
-        if runs is not None:
-            chosen = self.and_(chosen, self.scalar(runs))
+        chosen = self.is_first_thread
 
         def act() -> list[ir.Value]:
             self.alone = True

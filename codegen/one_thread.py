@@ -1,8 +1,11 @@
-"""Which ops one thread executes for all, and which of them go behind one branch.
+"""Copies that one thread issues ahead of a loop, whatever happens: together behind one branch.
 
-Behind a branch, not under predicates: where predicated copies follow each other, ptxas (13.5) makes
-one conditional on a vote of the warp and lets the lanes arrive there apart, so that it is executed
-twice, and the mbarrier counts bytes that nobody expects (seen on an H200 as a kernel that hangs).
+They follow each other, all under the predicate of the first thread, and ptxas (13.5) makes some of
+them conditional on a vote of the warp, lets its lanes arrive there apart, and so executes a copy
+twice: the mbarrier counts bytes that nobody expects, and the kernel hangs (seen on an H200). Copies
+under a condition of their own, those of a loop or ahead of one that may not run, are not assembled
+so (the tests look at every kernel's SASS), and stay predicated: with branches beside products in
+flight ptxas may wait for these (C7511), or spill.
 """
 
 from __future__ import annotations
@@ -11,29 +14,22 @@ from collections.abc import Iterator, Sequence
 
 from minitriton.ir.mlir import ir
 
-# operand that says whether it runs; None: it always does
-_ACTS = {
-    "mt.mbarrier_expect": 1, "mt.tma_copy": 2, "mt.tma_store": None, "mt.tma_store_wait": None,
-}  # fmt: skip
+_ACTS = {"mt.mbarrier_expect": 1, "mt.tma_copy": 2}  # operand that says whether it runs
 
 
 def acts(op: ir.Operation) -> bool:
-    """Whether one thread executes this op."""
-    return op.name in _ACTS
-
-
-def condition(op: ir.Operation) -> ir.Value | None:
-    """The i1 on which an op that acts depends; None if it always runs."""
-    place = _ACTS[op.name]
-    if place is None:
-        return None
-    runs = op.operands[place]
-    return None if _is_true(runs) else runs
+    """Whether one thread executes this op in any case."""
+    if op.name not in _ACTS:
+        return False
+    owner = op.operands[_ACTS[op.name]].owner
+    if not isinstance(owner, ir.Operation | ir.OpView) or owner.operation.name != "arith.constant":
+        return False
+    return bool(ir.IntegerAttr(owner.operation.attributes["value"]).value)
 
 
 def parts(ops: Sequence[ir.Operation]) -> Iterator[list[ir.Operation]]:
-    """The ops in order: those of one thread under one condition together with what only computes
-    scalars and places between them, every other op alone."""
+    """The ops in order: those of one thread together with what only computes scalars and places
+    between them, every other op alone."""
     at = 0
     while at < len(ops):
         end = _end(ops, at) if acts(ops[at]) else at + 1
@@ -43,10 +39,10 @@ def parts(ops: Sequence[ir.Operation]) -> Iterator[list[ir.Operation]]:
 
 def _end(ops: Sequence[ir.Operation], first: int) -> int:
     """Behind the last op that goes with the one at `first`."""
-    runs, end = condition(ops[first]), first + 1
+    end = first + 1
     for place in range(first + 1, len(ops)):
         op = ops[place]
-        if acts(op) and condition(op) == runs:
+        if acts(op):
             end = place + 1
         elif not _only_places(op):
             break
@@ -58,10 +54,3 @@ def _only_places(op: ir.Operation) -> bool:
         return True
     scalar = not any(isinstance(result.type, ir.ShapedType) for result in op.results)
     return scalar and op.name.startswith("arith.")
-
-
-def _is_true(value: ir.Value) -> bool:
-    owner = value.owner
-    if not isinstance(owner, ir.Operation | ir.OpView) or owner.operation.name != "arith.constant":
-        return False
-    return bool(ir.IntegerAttr(owner.operation.attributes["value"]).value)

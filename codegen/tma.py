@@ -18,7 +18,7 @@ MAX_HOISTED = 4  # boxes of a copy whose coordinates are values, which LLVM keep
 def lower_tma_copy(lowering: Lowering, op: ir.Operation) -> None:
     buffer, barrier, runs, *coordinates = op.operands
     signal = shared_word(lowering, lowering.scalar(barrier))
-    asks = asking(lowering, runs)
+    asks = lowering.and_(lowering.is_first_thread, lowering.scalar(runs))
     rank = len(coordinates)
     constraints = ",".join(["b", "r", "l", *["r"] * rank, "r", "~{memory}"])
     pointer = lowering.map_pointers[integer_attribute(op, "map")]
@@ -34,13 +34,6 @@ def lower_tma_copy(lowering: Lowering, op: ir.Operation) -> None:
     for offset, steps in boxes:
         at = lowering.add(target, offset) if offset else target
         lowering.asm(copy_text(steps), constraints, [], [asks, at, pointer, *starts, signal])
-
-
-def asking(lowering: Lowering, runs: ir.Value) -> ir.Value:
-    """i1: this thread is the one that acts, and acts."""
-    if lowering.alone:  # the branch has asked
-        return lowering.is_first_thread
-    return lowering.and_(lowering.is_first_thread, lowering.scalar(runs))
 
 
 def copy_text(steps: Sequence[int], *, multicast: bool = False) -> str:
@@ -130,30 +123,25 @@ def _corners(tile: list[int], box: list[int], inner: int) -> list[list[int]]:
 
 def lower_mbarrier_init(lowering: Lowering, op: ir.Operation) -> None:
     count = integer_attribute(op, "count")
-    _each_barrier(lowering, op, f"mbarrier.init.shared::cta.b64 [$0], {count};")
+    _each_barrier(lowering, op, f"mbarrier.init.shared::cta.b64 [$1], {count};")
     lowering.asm("fence.mbarrier_init.release.cluster;", "~{memory}", [])
 
 
 def lower_mbarrier_inval(lowering: Lowering, op: ir.Operation) -> None:
-    _each_barrier(lowering, op, "mbarrier.inval.shared::cta.b64 [$0];")
+    _each_barrier(lowering, op, "mbarrier.inval.shared::cta.b64 [$1];")
 
 
 def _each_barrier(lowering: Lowering, op: ir.Operation, text: str) -> None:
     first = shared_word(lowering, lowering.scalar(op.operands[0]))
     count = prod(MemType(op.operands[0].type).tensor_type.shape)
-
-    def each() -> list[ir.Value]:
-        for number in range(count):
-            at = lowering.add(first, number * BARRIER_BYTES) if number else first
-            lowering.asm(text, "r,~{memory}", [], [at])
-        return []
-
-    lowering.branch(lowering.is_first_thread, (), each)
+    for number in range(count):
+        at = lowering.add(first, number * BARRIER_BYTES) if number else first
+        lowering.asm(f"@$0 {text}", "b,r,~{memory}", [], [lowering.is_first_thread, at])
 
 
 def lower_mbarrier_expect(lowering: Lowering, op: ir.Operation) -> None:
     barrier, runs = op.operands
-    asks = asking(lowering, runs)
+    asks = lowering.and_(lowering.is_first_thread, lowering.scalar(runs))
     count = integer_attribute(op, "bytes")
     lowering.asm(
         f"@$0 mbarrier.arrive.expect_tx.shared::cta.b64 _, [$1], {count};",

@@ -5,13 +5,26 @@ import re
 import pytest
 import torch
 
+import minitriton as triton
+import minitriton.language as tl
 from minitriton.kernels.mla_absorb import _value_kernel
 from minitriton.runtime.assembler import find_tool
 from tests.codegen.split_kernels import attention_kernel, matmul_kernel
 from tests.sass import issued_apart
 
 BF16 = torch.bfloat16
-TMA = r"cp\.async\.bulk\.tensor\S*"
+LOAD = r"cp\.async\.bulk\.tensor\S*\.shared::cluster\.global"
+
+
+@triton.jit
+def _steps_kernel(x_ptr, y_ptr, out_ptr, B: tl.constexpr, STEPS: tl.constexpr):
+    """x y^T of [B, STEPS B] matrices."""
+    rows, columns = tl.arange(0, B)[:, None], tl.arange(0, B)[None, :]
+    acc = tl.zeros((B, B), tl.float32)
+    for step in range(STEPS):
+        at = rows * (STEPS * B) + step * B + columns
+        acc = tl.dot(tl.load(x_ptr + at), tl.load(y_ptr + at).trans(), acc)
+    tl.store(out_ptr + rows * B + columns, acc)
 
 
 def values(by_channel=True, tokens=128, heads=2, channels=128):
@@ -43,7 +56,14 @@ def attention(d=64, causal=False):
     )  # fmt: skip
 
 
+def steps():
+    x, y, out = (torch.zeros(64, 256, dtype=BF16) for _ in "xyo")
+    return _steps_kernel.warmup(x, y, out, 64, 4, num_warps=4, num_stages=2, grid=(1,),
+                                target="sm_90a")  # fmt: skip
+
+
 KERNELS = {
+    "steps": steps,
     "values": values,
     "values, [L, D]": lambda: values(False),
     "matmul": matmul,
@@ -67,7 +87,7 @@ def blocks_of(ptx):
     blocks, ahead = [], ""
     block = []
     for line in (line.strip() for line in ptx.splitlines()):
-        if re.match(r"\$\w+:$|(@!?%p\d+ )?bra", line):
+        if re.match(r"\$L__BB\w+:$|(@!?%p\d+ )?bra", line):
             blocks.append((ahead, block))
             block, ahead = [], line
         elif line.endswith(";"):
@@ -75,19 +95,18 @@ def blocks_of(ptx):
     return [*blocks, (ahead, block)]
 
 
-@pytest.mark.parametrize("name", KERNELS)
-def test_copies_and_what_counts_them_share_a_branch(name):
+@pytest.mark.parametrize(("name", "ahead"), [("values", 4), ("values, [L, D]", 4), ("steps", 2)])
+def test_copies_ahead_of_a_loop_share_a_branch(name, ahead):
+    """Where the loop runs in any case; those of the loop are predicated."""
     found = []
-    for ahead, block in blocks_of(KERNELS[name]().ptx):
-        loads = [line for line in block if re.search(TMA + r"\.shared::cluster\.global", line)]
-        expected = [line for line in block if "expect_tx" in line]
-        stores = [line for line in block if re.search(TMA + r"\.global\.shared", line)]
-        assert bool(loads) == bool(expected)
-        if loads or stores:
-            assert re.match(r"@!?%p\d+ bra", ahead)
-            found.append((len(loads), len(stores)))
-    loading = [loads for loads, _ in found if loads]
-    assert loading and max(loading) >= 2  # those of a loop's head, as one
+    for branch, block in blocks_of(KERNELS[name]().ptx):
+        guards = {line.split()[0] for line in block if re.search(LOAD, line)}
+        if guards:
+            counted = sum("expect_tx" in line for line in block)
+            found.append((re.match(r"@!?%p\d+ bra", branch) is not None, counted, guards))
+    (in_branch, counted, first), (_, once, last) = found
+    assert in_branch and counted == ahead // 2 and once == 1
+    assert len(first) == len(last) == 1 and first != last
 
 
 @pytest.mark.parametrize("name", KERNELS)

@@ -15,7 +15,9 @@ from minitriton.compiler import compile_kernel
 from minitriton.ir.diagnostics import MiniTritonError
 from minitriton.ir.target import Target
 from minitriton.jit import compile_hooks
+from minitriton.runtime.assembler import find_tool
 from minitriton.runtime.driver import OutOfResources
+from tests.sass import issued_apart
 
 ALWAYS, ROTATED = ("sm_80", "sm_90a"), ("sm_86", "sm_89", "sm_100a", "sm_120a")
 MAY_SPILL = {  # test: why its kernels cannot do with 255 registers
@@ -129,5 +131,7 @@ def assemble(compiled, target, may_spill):
         return [f"{compiled.name} for {target.arch}: {error}"]
     if done.n_spills and not may_spill:
         return [f"{compiled.name} for {target.arch} spills {done.n_spills} bytes per thread"]
-    slow = [text for text in done.metadata["warnings"] if "wgmma" in text]  # serialised, or worse
-    return [f"{compiled.name} for {target.arch}: {text}" for text in slow]
+    found = [text for text in done.metadata["warnings"] if "wgmma" in text]  # serialised, or worse
+    if ".shared::cluster.global" in done.ptx and find_tool("nvdisasm"):
+        found += [f"by lanes apart: {text}" for text in issued_apart(done.asm["sass"])]
+    return [f"{compiled.name} for {target.arch}: {text}" for text in found]
