@@ -379,11 +379,12 @@ class Lowering(Emitter):
 
     def _lower_alone(self, ops: Sequence[ir.Operation]) -> None:
         """Lowers ops that only the first thread executes, behind one branch."""
-        acting = [op for op in ops if one_thread.acts(op)]
-        for op in ops:  # where things are, which all threads may know
-            if op not in acting:
+        acting = []
+        for op in ops:
+            if one_thread.acts(op):
+                acting.append(op)
+            else:  # where things are, which all threads may know
                 self.lower(op)
-        chosen = self.is_first_thread
 
         def act() -> list[ir.Value]:
             self.alone = True
@@ -393,7 +394,7 @@ class Lowering(Emitter):
             return []
 
         self.builder.loc = acting[0].location
-        self.branch(chosen, (), act)
+        self.branch(self.is_first_thread, (), act)
 
     def inline(self, block: ir.Block, arguments: Sequence[Lowered]) -> list[Lowered]:
         """Emits a copy of `block` here with its arguments bound; what its terminator yields."""

@@ -21,10 +21,12 @@ def acts(op: ir.Operation) -> bool:
     """Whether one thread executes this op in any case."""
     if op.name not in _ACTS:
         return False
-    owner = op.operands[_ACTS[op.name]].owner
-    if not isinstance(owner, ir.Operation | ir.OpView) or owner.operation.name != "arith.constant":
+    runs = op.operands[_ACTS[op.name]]
+    if isinstance(runs, ir.BlockArgument):
         return False
-    return bool(ir.IntegerAttr(owner.operation.attributes["value"]).value)
+    source = runs.owner.operation
+    is_constant = source.name == "arith.constant"
+    return is_constant and bool(ir.IntegerAttr(source.attributes["value"]).value)
 
 
 def parts(ops: Sequence[ir.Operation]) -> Iterator[list[ir.Operation]]:

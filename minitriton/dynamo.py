@@ -29,12 +29,17 @@ _GENERATED = ("<dispatcher of ", "<launcher of ", "<ptx ")  # what we compile fr
 def outside(function: F) -> F:
     """Has Dynamo, where it is at work, look at nothing that the function calls."""
 
+    hidden: F | None = None
+
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        dynamo = sys.modules.get("torch._dynamo")
-        if dynamo is None or not hasattr(dynamo, "disable"):
-            return function(*args, **kwargs)
-        return dynamo.disable(function)(*args, **kwargs)
+        nonlocal hidden
+        if hidden is None:
+            dynamo = sys.modules.get("torch._dynamo")
+            if dynamo is None or not hasattr(dynamo, "disable"):
+                return function(*args, **kwargs)
+            hidden = dynamo.disable(function)
+        return hidden(*args, **kwargs)
 
     return call  # type: ignore[return-value]  # of the same signature
 

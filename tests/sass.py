@@ -18,6 +18,8 @@ def issued_apart(sass: str) -> list[str]:
     two parts: then it does so twice, which ptxas 13.5 makes of some predicated copies."""
     code, labels, regions = _read(sass)
     found = set()
+    if not any(map(_OF_WARP.match, code)):
+        return []
     for place, text in enumerate(code):
         branch = _PARTS.match(text)
         target = labels.get(branch[1], 0) if branch else 0
