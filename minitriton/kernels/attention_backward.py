@@ -84,27 +84,26 @@ def _prepare_kernel(
 @triton.jit
 def _over_queries(
     dk1, dk2, dv, q_ptr, k_ptr, rest_ptr, v_ptr, do_ptr, power_ptr, delta_ptr, q_token, k_token,
-    rest_token, v_token, do_token, q_head, do_head, tokens, share, low, first, queries, keys, scale,
+    rest_token, v_token, do_token, q_head, do_head, tokens, low, first, queries, keys, scale,
     kept_scale, seed, plane, threshold, C: tl.constexpr,
 ):  # fmt: skip
-    """Takes the queries from `low` on, of `share` heads, into dk and dv; tiles are transposed:
+    """Takes the queries from `low` on, of SHARE heads, into dk and dv; tiles are transposed:
     [keys, queries]. k and v are loaded where they are used: the compiler copies them to shared
     memory once. Products that need nothing from each other stand together: on Hopper they run while
     p is computed."""
     column = tl.arange(0, C.BLOCK_N)[:, None]
     ahead = keys - queries - first  # a query sees columns up to this many behind its own number
     tiles = tl.cdiv(queries - low, C.BLOCK_M)
-    for step in tl.range(0, tiles * share if C.GROUPED else tiles):
-        if C.GROUPED:  # one loop, so that one head's copies begin beside the products of another
-            turn = step // tiles
-            start = low + step % tiles * C.BLOCK_M
-            head = turn.to(tl.int64)
-            q_at, do_at = q_ptr + head * q_head, do_ptr + head * do_head
-            power_at, delta_at = power_ptr + head * tokens, delta_ptr + head * tokens
-            plane_at = plane + turn
-        else:
-            start = low + step * C.BLOCK_M
-            q_at, do_at, power_at, delta_at, plane_at = q_ptr, do_ptr, power_ptr, delta_ptr, plane
+    for step in tl.range(0, tiles * C.SHARE):
+        # One loop, so that one head's copies begin beside the products of another. From the end, as
+        # all programs have that, and one head after the other: what they read at a time are few
+        # tokens, of all heads, which stay in L2.
+        turn = step % C.SHARE
+        start = tl.maximum(low + (tiles - 1 - step // C.SHARE) * C.BLOCK_M, 0)
+        head = turn.to(tl.int64)
+        q_at, do_at = q_ptr + head * q_head, do_ptr + head * do_head
+        power_at, delta_at = power_ptr + head * tokens, delta_ptr + head * tokens
+        plane_at = plane + turn
         row = start + tl.arange(0, C.BLOCK_M)
         k1 = load_tile(k_ptr, k_token, first, keys, C.BLOCK_N, C.HEAD_READ, C.TILE, True)
         q1 = load_tile(q_at, q_token, start, queries, C.BLOCK_M, C.HEAD_READ, C.TILE, True)
@@ -182,7 +181,7 @@ def _dkdv_kernel(
     if C.CAUSAL:  # the first query that sees any of these keys
         low = tl.maximum(0, first + queries - keys) // C.BLOCK_M * C.BLOCK_M
     seed = tl.load(seed_ptr) if C.DROPOUT else 0
-    head = own * (share if C.GROUPED else 1)
+    head = own * C.SHARE
     q_head, do_head = tl.multiple_of(q_head, C.ALIGN), tl.multiple_of(do_head, C.ALIGN)
     q_ptr = at_head(q_ptr, q_batch, q_token, q_head, batch, begin, head, C.ALIGN)
     k_ptr = at_head(k_ptr, k_batch, k_token, k_head, batch, begin, own, C.ALIGN)
@@ -196,7 +195,7 @@ def _dkdv_kernel(
     dv = tl.zeros([C.BLOCK_N, C.V_TILE], tl.float32)
     dk1, dk2, dv = _over_queries(
         dk1, dk2, dv, q_ptr, k_ptr, rest_ptr, v_ptr, do_ptr, power_ptr + at, delta_ptr + at,
-        q_token, k_token, rest_token, v_token, do_token, q_head, do_head, tokens, share, low,
+        q_token, k_token, rest_token, v_token, do_token, q_head, do_head, tokens, low,
         first, queries, keys, scale, kept_scale, seed, sequence * heads + head, threshold, C,
     )  # fmt: skip
     to = tl.cast(batch * key_tokens + begin, tl.int64)
@@ -346,7 +345,7 @@ def backward(
     tiles = choose(plan, call.q.element_size())
     batch, tokens, heads, _ = call.q.shape
     own_heads = call.k.shape[2]
-    plan = changed(plan, GATED=False, GROUPED=call.share > 1)
+    plan = changed(plan, GATED=False, SHARE=call.share)
     partial = drest
     if plan.SHARED:
         partial = torch.empty((heads, *drest.shape), dtype=torch.float32, device=dq.device)
@@ -362,7 +361,7 @@ def backward(
             *call.lists(), *strides, together, own_heads, *call.numbers(), C=_tiled(own, tile),
             num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
-    tile, own = tiles.queries, changed(plan, GROUPED=False)
+    tile, own = tiles.queries, changed(plan, SHARE=1)
     grid, together = _grid(plan, heads, batch, row * call.k.shape[1])
     _dq_kernel[grid(tiles_of(tokens, tile.queries, call.cu_seqlens))](
         call.q, call.k, call.rest, call.v, dout, power, delta, dq, *call.lists(), *strides,

@@ -141,7 +141,7 @@ class Plan:
     PACKED: bool
     GATED: bool
     SHARED: bool  # the channels of k from HEAD on belong to all heads
-    GROUPED: bool  # heads of q share k and v; only the kernel for dk and dv needs to know
+    SHARE: int  # heads of q that share one of k and v; only the kernel for dk and dv knows it
     DROPOUT: bool
     PRECISION: str
     ALIGN: int  # elements in 16 bytes: divides all strides
@@ -293,7 +293,7 @@ def _plan(
         sizes |= {"HEAD": head, "TILE": channel_tile(head), "REST": channel_tile(rest)}
     return Plan(
         **sizes, CAUSAL=causal, GATED=gated, PACKED=packed, SHARED=shared is not None,
-        GROUPED=False, DROPOUT=dropout, PRECISION=precision, ALIGN=16 // size,
+        SHARE=1, DROPOUT=dropout, PRECISION=precision, ALIGN=16 // size,
         WARPGROUPS=warpgroups, PEELED=False, HELD=False, FOR_K=True, FOR_V=True,
     )  # fmt: skip
 
