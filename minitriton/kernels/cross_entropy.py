@@ -21,6 +21,7 @@ import minitriton.language as tl
 from minitriton.kernels import checks
 from minitriton.kernels.checks import KernelArgumentError
 from minitriton.kernels.operator import operator
+from minitriton.kernels.row_blocks import row_block, row_blocks
 from minitriton.kernels.rows import dense, new_like
 
 TILE = 2048  # elements that a program holds
@@ -92,8 +93,9 @@ def _backward_kernel(
     grad_ptr, x_ptr, target_ptr, stats_ptr, counted_ptr, dx_ptr, stride, rows, columns, width,
     ignored, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    tile, first = row_block(BLOCK)
+    row = tile * ROWS + tl.arange(0, ROWS)
+    at = first + tl.arange(0, BLOCK)[None, :]
     inside = row < rows
     mask = inside[:, None] & (at < columns)
     x = tl.load(x_ptr + row.to(tl.int64)[:, None] * stride + at, mask=mask, other=-float("inf"))
@@ -188,9 +190,8 @@ def _backward_op(
     dx = new_like(logits)
     x, t = dense(logits), targets.contiguous()
     rows, block = _tile(x.shape[1])
-    grid = (triton.cdiv(x.shape[0], rows), triton.cdiv(x.shape[1], block))
     if x.shape[0] > 0:
-        _backward_kernel[grid](
+        _backward_kernel[row_blocks(triton.cdiv(x.shape[0], rows), x.shape[1], block)](
             grad, x, t, stats, counted, dx, x.stride(0), x.shape[0], classes, x.shape[1], ignore,
             ROWS=rows, BLOCK=block, num_warps=4,
         )  # fmt: skip

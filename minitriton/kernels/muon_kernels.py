@@ -22,6 +22,7 @@ import torch
 
 import minitriton as triton
 import minitriton.language as tl
+from minitriton.kernels.row_blocks import row_block, row_blocks
 from minitriton.kernels.rows import new_like
 
 MATRICES: tl.constexpr = tl.constexpr(5)  # of the iteration per block: R, Z, Z R, and Q twice
@@ -34,11 +35,14 @@ NORM_EPS = 1e-7
 
 @triton.jit
 def _momentum_kernel(
-    grad_ptr, buffer_ptr, out_ptr, grad_stride, buffer_stride, columns, momentum,
+    grad_ptr, buffer_ptr, out_ptr, grad_stride, buffer_stride, rows, columns, momentum,
     NESTEROV: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    row, first = row_block(BLOCK)
+    if row >= rows:
+        return
+    row = row.to(tl.int64)
+    at = first + tl.arange(0, BLOCK)
     mask = at < columns
     grad = tl.load(grad_ptr + row * grad_stride + at, mask=mask).to(tl.float32)
     buffer_ptr += row * buffer_stride
@@ -294,8 +298,9 @@ def momentum_step(
     buffer itself or, with nesterov, momentum * buffer + grad.
     """
     out = new_like(buffer) if nesterov else buffer
-    _momentum_kernel[(buffer.shape[0], triton.cdiv(buffer.shape[1], 1024))](
-        grad, buffer, out, grad.stride(0), buffer.stride(0), buffer.shape[1], momentum,
+    rows, columns = buffer.shape
+    _momentum_kernel[row_blocks(rows, columns, 1024)](
+        grad, buffer, out, grad.stride(0), buffer.stride(0), rows, columns, momentum,
         NESTEROV=nesterov, BLOCK=1024,
     )  # fmt: skip
     return out

@@ -17,6 +17,7 @@ from minitriton.kernels import checks
 from minitriton.kernels.checks import KernelArgumentError
 from minitriton.kernels.gemm import sum_partials
 from minitriton.kernels.operator import operator
+from minitriton.kernels.row_blocks import row_block, row_blocks
 from minitriton.kernels.rows import new_like, rows_of
 
 BLOCK = 1024  # elements of a row per program
@@ -25,10 +26,13 @@ PROGRAMS = 1056  # of the backward pass: enough for any GPU, few enough to keep 
 
 @triton.jit
 def _forward_kernel(
-    x_ptr, skip_ptr, alpha_ptr, out_ptr, x_stride, skip_stride, columns, BLOCK: tl.constexpr
+    x_ptr, skip_ptr, alpha_ptr, out_ptr, x_stride, skip_stride, rows, columns, BLOCK: tl.constexpr
 ):
-    row = tl.program_id(0).to(tl.int64)
-    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    row, first = row_block(BLOCK)
+    if row >= rows:
+        return
+    row = row.to(tl.int64)
+    at = first + tl.arange(0, BLOCK)
     mask = at < columns
     x = tl.load(x_ptr + row * x_stride + at, mask=mask).to(tl.float32)
     skip = tl.load(skip_ptr + row * skip_stride + at, mask=mask).to(tl.float32)
@@ -89,8 +93,8 @@ def _residual_op(x: torch.Tensor, skip: torch.Tensor, alpha: torch.Tensor) -> to
     if out.numel() > 0:
         a, b = rows_of(x), rows_of(skip)
         rows, columns = a.shape
-        _forward_kernel[(rows, triton.cdiv(columns, BLOCK))](
-            a, b, alpha, out, a.stride(0), b.stride(0), columns, BLOCK=BLOCK
+        _forward_kernel[row_blocks(rows, columns, BLOCK)](
+            a, b, alpha, out, a.stride(0), b.stride(0), rows, columns, BLOCK=BLOCK
         )
     return out
 

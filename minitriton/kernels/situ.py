@@ -12,7 +12,6 @@ backward pass computes the activations again instead of storing them, the gradie
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -21,11 +20,11 @@ import minitriton as triton
 import minitriton.language as tl
 from minitriton.kernels import checks
 from minitriton.kernels.operator import operator
+from minitriton.kernels.row_blocks import row_block, row_blocks
 from minitriton.kernels.rows import new_like, rows_of
 from minitriton.language.extra import libdevice
 
 BLOCK = 1024  # elements of a row per program
-MOST_ROWS = 65535  # of a launch: the second dimension of a grid
 
 
 @triton.jit
@@ -49,12 +48,15 @@ def situ_slope(x, beta, EXACT: tl.constexpr):
 
 @triton.jit
 def _forward_kernel(
-    gate_ptr, up_ptr, weight_ptr, out_ptr, gate_stride, up_stride, columns, beta1, beta2,
+    gate_ptr, up_ptr, weight_ptr, out_ptr, gate_stride, up_stride, rows, columns, beta1, beta2,
     GLU: tl.constexpr, CAPPED: tl.constexpr, WEIGHTED: tl.constexpr, EXACT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(1).to(tl.int64)
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    row, first = row_block(BLOCK)
+    if row >= rows:
+        return
+    row = row.to(tl.int64)
+    at = first + tl.arange(0, BLOCK)
     mask = at < columns
     gate = tl.load(gate_ptr + row * gate_stride + at, mask=mask).to(tl.float32)
     out = situ_of(gate, beta1, EXACT)
@@ -71,15 +73,18 @@ def _forward_kernel(
 @triton.jit
 def _backward_kernel(
     grad_ptr, gate_ptr, up_ptr, weight_ptr, dgate_ptr, dup_ptr, dweight_ptr, grad_stride,
-    gate_stride, up_stride, columns, beta1, beta2, GLU: tl.constexpr, CAPPED: tl.constexpr,
+    gate_stride, up_stride, rows, columns, beta1, beta2, GLU: tl.constexpr, CAPPED: tl.constexpr,
     WEIGHTED: tl.constexpr, EXACT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """A block of a row, or with WEIGHTED, whose gradient needs it, the whole row."""
-    row = tl.program_id(1).to(tl.int64)
+    row, first = row_block(BLOCK)
+    if row >= rows:
+        return
+    row = row.to(tl.int64)
     if WEIGHTED:
         weight = tl.load(weight_ptr + row)
         dweight = tl.zeros([BLOCK], tl.float32)
-    for start in tl.range(tl.program_id(0) * BLOCK, columns, tl.num_programs(0) * BLOCK):
+    for start in tl.range(first, columns, tl.num_programs(0) * BLOCK):
         at = start + tl.arange(0, BLOCK)
         mask = at < columns
         grad = tl.load(grad_ptr + row * grad_stride + at, mask=mask, other=0.0).to(tl.float32)
@@ -180,12 +185,11 @@ def _forward(
     u = g if up is None else rows_of(up)
     w = g if weight is None else weight.contiguous()
     rows, columns = g.shape
-    for count, parts in _slabs(rows, g, u, w, out):
-        _forward_kernel[(triton.cdiv(columns, BLOCK), count)](
-            *parts, g.stride(0), u.stride(0), columns, beta1, beta2 or 1.0, GLU=up is not None,
-            CAPPED=beta2 is not None, WEIGHTED=weight is not None,
-            EXACT=gate.dtype != torch.bfloat16, BLOCK=BLOCK,
-        )  # fmt: skip
+    _forward_kernel[row_blocks(rows, columns, BLOCK)](
+        g, u, w, out, g.stride(0), u.stride(0), rows, columns, beta1, beta2 or 1.0,
+        GLU=up is not None, CAPPED=beta2 is not None, WEIGHTED=weight is not None,
+        EXACT=gate.dtype != torch.bfloat16, BLOCK=BLOCK,
+    )  # fmt: skip
     return out
 
 
@@ -200,14 +204,12 @@ def _backward(
     u = g if up is None else rows_of(up)
     w = g if weight is None else weight.contiguous()
     rows, columns = g.shape
-    across = triton.cdiv(columns, BLOCK) if weight is None else 1
     outs = dgate, dgate if up is None else dup, dgate if weight is None else dweight
-    for count, parts in _slabs(rows, dy, g, u, w, *outs):
-        _backward_kernel[(across, count)](
-            *parts, dy.stride(0), g.stride(0), u.stride(0), columns, beta1, beta2 or 1.0,
-            GLU=up is not None, CAPPED=beta2 is not None, WEIGHTED=weight is not None,
-            EXACT=gate.dtype != torch.bfloat16, BLOCK=BLOCK,
-        )  # fmt: skip
+    _backward_kernel[row_blocks(rows, columns, BLOCK if weight is None else columns)](
+        dy, g, u, w, *outs, dy.stride(0), g.stride(0), u.stride(0), rows, columns, beta1,
+        beta2 or 1.0, GLU=up is not None, CAPPED=beta2 is not None, WEIGHTED=weight is not None,
+        EXACT=gate.dtype != torch.bfloat16, BLOCK=BLOCK,
+    )  # fmt: skip
     return dgate, dup, dweight
 
 
@@ -218,15 +220,6 @@ def _gradients(
     dgate = new_like(gate)
     dup = dgate.new_empty(0) if up is None else new_like(up)
     return dgate, dup, dgate.new_empty(0) if weight is None else new_like(weight)
-
-
-def _slabs(rows: int, *tensors: torch.Tensor) -> Iterable[tuple[int, tuple[torch.Tensor, ...]]]:
-    """Slabs of rows that fit the second dimension of a grid: how many rows, and those of each
-    tensor, of which there are `rows`."""
-    if rows <= MOST_ROWS:
-        return [(rows, tensors)]
-    pieces = [x.view(rows, -1).split(MOST_ROWS) for x in tensors]
-    return [(parts[0].shape[0], parts) for parts in zip(*pieces, strict=True)]
 
 
 @operator("situ")

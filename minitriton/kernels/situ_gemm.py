@@ -19,6 +19,7 @@ import minitriton.language as tl
 from minitriton.kernels import checks
 from minitriton.kernels.gemm import gemm
 from minitriton.kernels.operator import operator
+from minitriton.kernels.row_blocks import row_block, row_blocks
 from minitriton.kernels.rows import dense, rows_of
 from minitriton.kernels.situ import situ_glu_reference, situ_of, situ_slope, tanh_of_share
 
@@ -122,11 +123,14 @@ def _forward_kernel(
 
 @triton.jit
 def _backward_kernel(
-    grad_ptr, h_ptr, dh_ptr, grad_stride, columns, beta1, beta2,
+    grad_ptr, h_ptr, dh_ptr, grad_stride, rows, columns, beta1, beta2,
     CAPPED: tl.constexpr, EXACT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    row, first = row_block(BLOCK)
+    if row >= rows:
+        return
+    row = row.to(tl.int64)
+    at = first + tl.arange(0, BLOCK)
     mask = at < columns
     grad = tl.load(grad_ptr + row * grad_stride + at, mask=mask).to(tl.float32)
     h_ptr += row * (2 * columns)
@@ -228,8 +232,8 @@ def _backward_op(
         return dx, dw.zero_()
     dh, dy = torch.empty_like(h), dense(rows_of(grad))
     rows, columns = dy.shape
-    _backward_kernel[(rows, triton.cdiv(columns, BLOCK))](
-        dy, h, dh, dy.stride(0), columns, beta1, beta2 or 1.0, CAPPED=beta2 is not None,
+    _backward_kernel[row_blocks(rows, columns, BLOCK)](
+        dy, h, dh, dy.stride(0), rows, columns, beta1, beta2 or 1.0, CAPPED=beta2 is not None,
         EXACT=h.dtype != torch.bfloat16, BLOCK=BLOCK,
     )  # fmt: skip
     if wanted[0]:
