@@ -147,11 +147,32 @@ def softmax(setting: Setting, rows: int, columns: int) -> Case:
         return [trial(warps) for warps in setting.few(WARPS, 3)]
 
     contenders = same_source("rows", make)
+    contenders["minitriton library"] = one(functools.partial(_library_softmax, x))
     contenders["torch"] = one(lambda: torch.softmax(x, -1))
     contenders["liger"] = lambda: one(functools.partial(cases.liger("liger_softmax"), x))()
     contenders["torch.compile"] = cases.compiled(lambda t: torch.softmax(t, -1), x)
     work = Work(4 * x.numel(), 5 * x.numel())
     return Case(work, normal(x), lambda: [torch.softmax(x.float(), -1)], contenders)
+
+
+def softmax_backward(setting: Setting, rows: int, columns: int) -> Case:
+    grad, x = _tensors(setting, rows, columns, count=2)
+    function = functools.partial(torch.softmax, dim=-1)
+    contenders = _by_autograd(function, [x], grad, _library_softmax)
+
+    def liger() -> list[Trial]:
+        return [backward("", cases.liger("liger_softmax"), leaves(x), grad)]
+
+    contenders["liger"] = liger
+    work = Work(6 * x.numel(), 4 * x.numel())
+    reference = _reference_gradients(function, [x], grad)
+    return Case(work, normal(grad, x), reference, contenders)
+
+
+def _library_softmax(x: torch.Tensor) -> torch.Tensor:
+    from minitriton import kernels
+
+    return kernels.softmax(x)
 
 
 class Norm:

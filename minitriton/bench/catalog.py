@@ -158,6 +158,7 @@ def _full() -> list[Spec]:
     return [
         Spec("add", "add fp32 2^28", "rows", "add", {"n": 1 << 28}),
         *_sizes("softmax", "softmax", (*ROWS, *LONG)),
+        *_sizes("softmax_backward", "softmax_backward", (*NARROW, *LONG)),
         *_sizes("layer_norm", "layer_norm", (*NARROW, *LONG)),
         *_sizes("layer_norm_backward", "layer_norm_backward", (*NARROW, *LONG)),
         *_sizes("rms_norm", "rms_norm", (*NARROW, *LONG)),

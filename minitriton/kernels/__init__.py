@@ -81,6 +81,7 @@ from minitriton.kernels.short_conv import short_conv, short_conv_reference
 from minitriton.kernels.short_conv_step import short_conv_step, short_conv_step_reference
 from minitriton.kernels.situ import situ, situ_glu, situ_glu_reference, situ_reference
 from minitriton.kernels.situ_gemm import situ_glu_linear, situ_glu_linear_reference
+from minitriton.kernels.softmax import softmax, softmax_reference
 
 __all__ = [
     "AdamW",
@@ -164,5 +165,7 @@ __all__ = [
     "situ_glu_linear_reference",
     "situ_glu_reference",
     "situ_reference",
+    "softmax",
+    "softmax_reference",
     "tied_embedding",
 ]

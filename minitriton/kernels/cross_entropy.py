@@ -23,25 +23,10 @@ from minitriton.kernels.checks import KernelArgumentError
 from minitriton.kernels.operator import operator
 from minitriton.kernels.row_blocks import row_block, row_blocks
 from minitriton.kernels.rows import dense, new_like
+from minitriton.kernels.softmax import peak_and_sum, shifted_exp
 
 TILE = 2048  # elements that a program holds
 READ_AHEAD = 8192  # bytes of a row that the forward pass takes at a time, where rows are longer
-LOG2E = tl.constexpr(1.4426950216293335)  # log2(e) in fp32, and what that leaves of it
-LOG2E_REST = tl.constexpr(1.92596299e-8)
-LN2 = tl.constexpr(0.6931471805599453)
-
-
-@triton.jit
-def _exp(x, centre, EXACT: tl.constexpr):
-    """exp(x - centre) of x <= centre, 0 where that is subnormal. exp2(x log2(e)) rounds, so its
-    error grows with |x|; EXACT makes up for that: two units of the last place, which fp32 gradients
-    that nearly cancel need."""
-    if EXACT:
-        x = tl.maximum(x - centre, -150.0, propagate_nan=tl.PropagateNan.ALL)
-        t = x * LOG2E
-        rest = tl.fma(x, LOG2E, -t) + x * LOG2E_REST
-        return tl.exp2(t) * (1 + rest * LN2)
-    return tl.exp2(x * LOG2E - centre * LOG2E)
 
 
 @triton.jit
@@ -49,21 +34,10 @@ def _forward_kernel(
     x_ptr, target_ptr, stats_ptr, loss_ptr, stride, rows, columns, ignored,
     STAGES: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A block of a row at a time, while the next STAGES - 1 are on their way to shared memory."""
-    EXACT: tl.constexpr = x_ptr.dtype.element_ty == tl.float32
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     x_ptrs = x_ptr + row.to(tl.int64)[:, None] * stride
     target = tl.load(target_ptr + row, mask=row < rows, other=0).to(tl.int64)
-    peak = tl.full([ROWS], -float("inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    for first in tl.range(0, columns, BLOCK, num_stages=STAGES):
-        at = first + tl.arange(0, BLOCK)[None, :]
-        mask = (row[:, None] < rows) & (at < columns)
-        x = tl.load(x_ptrs + at, mask=mask, other=-float("inf")).to(tl.float32)
-        higher = tl.maximum(peak, tl.max(x, 1), propagate_nan=tl.PropagateNan.ALL)
-        centre = tl.where(higher == -float("inf"), 0.0, higher)
-        total = total * _exp(peak, centre, EXACT) + tl.sum(_exp(x, centre[:, None], EXACT), 1)
-        peak = higher
+    peak, total = peak_and_sum(x_ptrs, row, rows, columns, STAGES, ROWS, BLOCK)
     # a target that is no class: a loss that nobody overlooks
     is_class = (row < rows) & (target >= 0) & (target < columns)
     chosen = tl.load(x_ptr + row.to(tl.int64) * stride + target, mask=is_class, other=float("nan"))
@@ -105,7 +79,7 @@ def _backward_kernel(
     scale = tl.load(grad_ptr).to(tl.float32) / tl.load(counted_ptr)
     scale = tl.where(target == ignored, 0.0, scale)
     EXACT: tl.constexpr = x.dtype == tl.float32
-    e = _exp(x.to(tl.float32), peak, EXACT)
+    e = shifted_exp(x.to(tl.float32), peak, EXACT)
     hot = at == target[:, None]
     if EXACT:
         dx = (e / total - hot.to(tl.float32)) * scale[:, None]

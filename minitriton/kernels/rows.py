@@ -64,6 +64,7 @@ RMS_NORM_TILES = {
     8192: NormTile(1, 8192, 16, reread=True),
 }
 ADD_LAYER_NORM_TILES = {
+    512: NormTile(2, 512, 1),
     4096: NormTile(1, 4096, 8, reread=True),
     8192: NormTile(1, 4096, 16, reread=True),
 }
