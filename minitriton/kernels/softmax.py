@@ -21,12 +21,12 @@ import minitriton as triton
 import minitriton.language as tl
 from minitriton.kernels import checks
 from minitriton.kernels.checks import KernelArgumentError
+from minitriton.kernels.devices import has_warpgroups
 from minitriton.kernels.operator import operator
 from minitriton.kernels.rows import new_like, row_tile, rows_of
 
 MAX_ROWS = 2**31 - 1024  # row numbers are int32
 WHOLE = 16384  # elements of the longest row that a program holds
-PART = 8192  # bytes of a longer one that a program takes at a time
 LOG2E = tl.constexpr(1.4426950216293335)  # log2(e) in fp32, and what that leaves of it
 LOG2E_REST = tl.constexpr(1.92596299e-8)
 LN2 = tl.constexpr(0.6931471805599453)
@@ -103,8 +103,9 @@ def _long_forward_kernel(
     row = tl.program_id(0) + tl.arange(0, 1)
     x_ptrs = x_ptr + row.to(tl.int64)[:, None] * stride
     peak, total = peak_and_sum(x_ptrs, row, rows, columns, STAGES, 1, BLOCK)
-    for first in tl.range(0, columns, BLOCK, num_stages=STAGES):
-        at = first + tl.arange(0, BLOCK)[None, :]
+    steps = tl.cdiv(columns, BLOCK)
+    for step in tl.range(0, steps, num_stages=STAGES):
+        at = (steps - 1 - step) * BLOCK + tl.arange(0, BLOCK)[None, :]  # L2 holds the end, if any
         x = tl.load(x_ptrs + at, mask=at < columns, other=0.0, eviction_policy="evict_first")
         e = shifted_exp(x.to(tl.float32), peak[:, None], EXACT)
         _store(out_ptr, row[:, None], columns, at, at < columns, e, total[:, None], EXACT)
@@ -143,8 +144,9 @@ def _long_backward_kernel(
         total += y * tl.load(grad_ptr + at, mask=at < columns, other=0.0).to(tl.float32)
     along = tl.sum(total)
     last: tl.constexpr = "evict_first"
-    for first in tl.range(0, columns, BLOCK, num_stages=STAGES):
-        at = first + tl.arange(0, BLOCK)
+    steps = tl.cdiv(columns, BLOCK)
+    for step in tl.range(0, steps, num_stages=STAGES):
+        at = (steps - 1 - step) * BLOCK + tl.arange(0, BLOCK)
         mask, to = at < columns, row * columns + at
         y = tl.load(y_ptr + to, mask=mask, other=0.0, eviction_policy=last).to(tl.float32)
         grad = tl.load(grad_ptr + at, mask=mask, other=0.0, eviction_policy=last).to(tl.float32)
@@ -170,28 +172,29 @@ def softmax_reference(x: torch.Tensor) -> torch.Tensor:
 
 
 class Tile(NamedTuple):
-    """Rows and columns of a program, its warps, and how often it reads its rows."""
+    """Rows and columns of a program, its warps, how often the forward pass reads its rows, and the
+    warps of the backward pass, which reads them twice if the other does so at all."""
 
     rows: int
     block: int
     warps: int
     reads: int
+    backward_warps: int
 
 
 # by the power of two that a row of bf16 or fp16 fits in, measured on an H200
-TILES = {4096: Tile(1, 4096, 8, 2), 8192: Tile(1, 8192, 16, 2), 16384: Tile(1, 16384, 16, 3)}
+TILES = {
+    4096: Tile(1, 4096, 8, 2, 16), 8192: Tile(1, 8192, 16, 2, 16),
+    16384: Tile(1, 16384, 16, 3, 8),
+}  # fmt: skip
 
 
 @functools.cache
 def _tile(columns: int, size: int) -> Tile:
     """Of rows of up to `WHOLE` columns of `size` bytes each."""
-    found = Tile(*row_tile(columns), 1)
+    rows, block, warps = row_tile(columns)
+    found = Tile(rows, block, warps, 1, warps)
     return TILES.get(found.block, found) if size == 2 else found
-
-
-def _parts(x: torch.Tensor) -> dict[str, int]:
-    """How longer rows go through."""
-    return {"STAGES": 3, "BLOCK": PART // x.element_size(), "num_warps": 4}
 
 
 @operator("softmax")
@@ -202,7 +205,11 @@ def _op(x: torch.Tensor) -> torch.Tensor:
     m = rows_of(x)
     rows, columns = m.shape
     if columns > WHOLE:
-        _long_forward_kernel[(rows,)](m, out, m.stride(0), rows, columns, **_parts(m))
+        # so few programs on a processor that L2 holds their rows for the second pass
+        _long_forward_kernel[(rows,)](
+            m, out, m.stride(0), rows, columns, STAGES=2, BLOCK=32768 // m.element_size(),
+            num_warps=16,
+        )  # fmt: skip
         return out
     tile = _tile(columns, m.element_size())
     _forward_kernel[(triton.cdiv(rows, tile.rows),)](
@@ -221,12 +228,15 @@ def _backward_op(grad: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     dy = rows_of(grad)
     rows, columns = dy.shape
     if columns > WHOLE:
-        _long_backward_kernel[(rows,)](dy, y, dx, dy.stride(0), columns, **_parts(dy))
+        _long_backward_kernel[(rows,)](
+            dy, y, dx, dy.stride(0), columns, STAGES=5 if has_warpgroups(dy.device) else 3,
+            BLOCK=16384 // dy.element_size(), num_warps=16,
+        )  # fmt: skip
         return dx
     tile = _tile(columns, dy.element_size())
     _backward_kernel[(triton.cdiv(rows, tile.rows),)](
-        dy, y, dx, dy.stride(0), rows, columns, READS=tile.reads, ROWS=tile.rows, BLOCK=tile.block,
-        num_warps=tile.warps,
+        dy, y, dx, dy.stride(0), rows, columns, READS=min(2, tile.reads), ROWS=tile.rows,
+        BLOCK=tile.block, num_warps=tile.backward_warps,
     )  # fmt: skip
     return dx
 

@@ -43,14 +43,14 @@ def test_softmax(device, shape, dtype):
 @pytest.mark.parametrize("columns", [4096, 3000])
 def test_rows_held_or_read_again(device, monkeypatch, reads, columns):
     module = sys.modules["minitriton.kernels.softmax"]
-    monkeypatch.setattr(module, "_tile", lambda *_: Tile(2, 4096, 4, reads))
+    monkeypatch.setattr(module, "_tile", lambda *_: Tile(2, 4096, 4, reads, 8))
     x = (3 * torch.randn(3, columns, device=device)).bfloat16().requires_grad_()
     compare(x, torch.randn(3, columns, device=device).bfloat16())
 
 
 @pytest.mark.parametrize("dtype", BOUNDS, ids=str)
 def test_rows_in_blocks(device, dtype):
-    shape = (2, WHOLE + 100)
+    shape = (2, 2 * WHOLE + 100)
     x = (3 * torch.randn(shape, device=device)).to(dtype).requires_grad_()
     compare(x, torch.randn(shape, device=device).to(dtype))
     rising = torch.linspace(-50, 50, shape[1], device=device).to(dtype)  # each block has a new peak
