@@ -73,16 +73,27 @@ def _rewrite(module: ir.Module, loop: ir.Operation, facts: AxisFacts, target: Ta
         return False
     loads = [op for op in ops_of(body) if op.name == "mt.load" and is_tile(op.results[0])]
     entry = kernel_of(module).regions[0].blocks[0]
-    if not loads or may_overwrite(loop, loads, entry):
+    if not loads or int_attribute(loop, _STAGES) < 2:
+        return False
+    if may_overwrite(loop, loads, entry):
+        add_remark(module, loop, "loop not copied ahead: it may write memory that it reads")
         return False
     scalars = [op for op in ops_of(body) if op.name == "mt.load" and not is_tile(op.results[0])]
     ahead = AheadOfTime(loop, loads=not may_overwrite(loop, scalars, entry))
-    staged = [s for load in loads if (s := _staged(load, facts, ahead)) is not None]
+    staged = []
+    for load in loads:
+        found = _staged(load, facts, ahead)
+        if isinstance(found, Staged):
+            staged.append(found)
+        else:
+            add_remark(module, load, f"load not copied ahead: {found}")
     if not staged:
         return False
     room, each = _room(module, target), sum(s.bytes for s in staged)
     stages = min(int_attribute(loop, _STAGES), room // each)
     if stages < 2:
+        reason = f"an iteration takes {each} bytes of shared memory, of which there are {room}"
+        add_remark(module, loop, f"loop not copied ahead: {reason}")
         return False
     warps = int_attribute(module.operation, "mt.num_warps")
     if ahead.loads and stages * (each + MOST_SCALAR_BYTES * warps * len(scalars)) <= room:
@@ -151,16 +162,22 @@ def _as_tile(load: ir.Operation, layout: LinearLayout) -> ir.Operation:
     return tile.owner.operation
 
 
-def _staged(load: ir.Operation, facts: AxisFacts, ahead: AheadOfTime) -> Staged | None:
-    """How a load can be copied ahead, if it can, changes in the loop, and is wide enough."""
-    if "volatile" in load.attributes or not ahead.qualifies(list(load.operands)[:2]):
-        return None
+def _staged(load: ir.Operation, facts: AxisFacts, ahead: AheadOfTime) -> Staged | str:
+    """How a load can be copied ahead, or why it is not."""
+    if "volatile" in load.attributes:
+        return "it is volatile"
+    if not ahead.qualifies(list(load.operands)[:2]):
+        return "its address or mask depends on values loaded or computed in the loop"
     layout, element = layout_of(load.results[0].type), element_of(load.results[0].type)
     size = storage_bits(bit_width(element)) // 8
-    if is_fixed(load, ahead) or layout.free_bits("lane") or layout.free_bits("warp"):
-        return None
+    if is_fixed(load, ahead):
+        return "it is the same in every iteration"
+    if layout.free_bits("lane") or layout.free_bits("warp"):
+        return "several threads hold the same elements"
     slot = _slot(layout, facts.access_limits(load), COPY_BYTES // size)
-    return None if slot is None else Staged(load, slot, prod(layout.shape) * size, private=True)
+    if slot is None:
+        return f"no {COPY_BYTES} contiguous bytes of a thread, under one mask, are proved"
+    return Staged(load, slot, prod(layout.shape) * size, private=True)
 
 
 def _slot(layout: LinearLayout, limits: tuple[int, ...], width: int) -> LinearLayout | None:

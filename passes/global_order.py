@@ -22,15 +22,31 @@ _READS = frozenset(("mt.load", "mt.async_copy", "mt.tma_copy"))
 _ATOMICS = frozenset(("mt.atomic_rmw", "mt.atomic_cas"))
 
 
-def base_of(pointer: Value, entry: ir.Block) -> int | None:
-    """Number of the kernel's argument that `pointer` is an offset from; None if unknown."""
-    while (maker := defining_op(pointer)) is not None:
-        pointers = [v for v in maker.operands if isinstance(element_of(v.type), PtrType)]
-        if len(pointers) != 1 or maker.name in MEMORY_ACCESS:
-            return None
-        (pointer,) = pointers
-    argument = ir.BlockArgument(pointer)
-    return argument.arg_number if argument.owner == entry else None
+def bases_of(pointer: Value, entry: ir.Block) -> frozenset[int]:
+    """Numbers of the kernel's arguments that `pointer` may be an offset from, several where it was
+    selected; empty if unknown, as behind control flow."""
+    found: set[int] = set()
+    left, seen = [pointer], set()
+    while left:
+        value = left.pop()
+        maker = defining_op(value)
+        if maker is None:
+            argument = ir.BlockArgument(value)
+            if argument.owner != entry:
+                return frozenset()
+            found.add(argument.arg_number)
+        elif maker not in seen:
+            seen.add(maker)
+            pointers = [v for v in maker.operands if isinstance(element_of(v.type), PtrType)]
+            if not pointers or len(maker.regions) or maker.name in MEMORY_ACCESS:
+                return frozenset()
+            left += pointers
+    return frozenset(found)
+
+
+def _apart(one: frozenset[int], other: frozenset[int]) -> bool:
+    """Whether two pointers are known to be offsets from different arguments."""
+    return bool(one and other) and not one & other
 
 
 def _promises(loop: ir.Operation) -> bool:
@@ -47,14 +63,14 @@ def may_overwrite(loop: ir.Operation, feeding: Sequence[ir.Operation], entry: ir
         return False
     if not _promises(loop) or {op.name for op in writers} != {"mt.store"}:
         return True
-    read, written = ({base_of(op.operands[0], entry) for op in ops} for ops in (feeding, writers))
-    return None in read | written or bool(read & written)
+    read, written = ([bases_of(op.operands[0], entry) for op in ops] for ops in (feeding, writers))
+    return not all(_apart(one, other) for one in read for other in written)
 
 
 def promised_apart(one: ir.Operation, other: ir.Operation, entry: ir.Block) -> bool:
     """Whether a loop around a load and a store promises that they access different memory."""
-    bases = [base_of(op.operands[0], entry) for op in (one, other)]
-    return None not in bases and bases[0] != bases[1] and _promised(one, other)
+    bases = (bases_of(op.operands[0], entry) for op in (one, other))
+    return _apart(*bases) and _promised(one, other)
 
 
 def _promised(one: ir.Operation, other: ir.Operation) -> bool:
@@ -88,14 +104,14 @@ class GlobalOrder:
         """Why `store` must stay what it is while those in `copied` become TMA copies; None where
         it need not. Different arguments may overlap for reads, unless an option of a loop
         around both promises that they do not."""
-        base = self._base(store)
+        bases = self._bases(store)
         for other in self._accesses:
             after, before = self._may_follow(store, other), self._may_follow(other, store)
             if other in copied or not (after or before):
                 continue
             if other.name == "mt.effectful_asm":
                 return "inline assembly with effects may access the same memory"
-            same = base is None or self._base(other) in (None, base)
+            same = not _apart(bases, self._bases(other))
             if other.name in _ATOMICS:
                 return "an atomic operation orders it"
             if other.name == "mt.store":
@@ -108,14 +124,14 @@ class GlobalOrder:
     def is_repeated(self, store: ir.Operation, copied: Collection[ir.Operation]) -> bool:
         """Whether one of `copied`, itself or another, may have stored to the same argument."""
         return any(
-            self._may_follow(other, store) and self._base(other) == self._base(store)
+            self._may_follow(other, store) and not _apart(self._bases(other), self._bases(store))
             for other in copied
         )
 
-    def _base(self, op: ir.Operation) -> int | None:
+    def _bases(self, op: ir.Operation) -> frozenset[int]:
         if op.name == "mt.tma_copy":
-            return int(self._maps[int_attribute(op, "map")]["base"])
-        return base_of(op.operands[0], self._entry)
+            return frozenset((int(self._maps[int_attribute(op, "map")]["base"]),))
+        return bases_of(op.operands[0], self._entry)
 
     def _may_follow(self, first: ir.Operation, second: ir.Operation) -> bool:
         """Whether `second` may run after `first` has."""

@@ -3,7 +3,7 @@
 import pytest
 
 from minitriton.ir.mlir import ir
-from minitriton.passes.global_order import GlobalOrder, base_of, outermost_loop
+from minitriton.passes.global_order import GlobalOrder, bases_of, outermost_loop
 from minitriton.passes.traversal import kernel_of, walk
 
 HEAD = """module attributes {mt.num_warps = 1 : i32} {
@@ -24,23 +24,28 @@ def parsed(body):
 
 
 @pytest.mark.parametrize(
-    ("body", "base"),
+    ("body", "bases"),
     [
-        ('"mt.addptr"(%q, %n) : (!mt.ptr<f32>, i32) -> !mt.ptr<f32>', 1),
-        ("arith.select %c, %p, %q : !mt.ptr<f32>", None),
+        ('"mt.addptr"(%q, %n) : (!mt.ptr<f32>, i32) -> !mt.ptr<f32>', {1}),
+        ("arith.select %c, %p, %q : !mt.ptr<f32>", {0, 1}),
+        ("arith.select %c, %p, %p : !mt.ptr<f32>", {0}),
         ('"mt.load"(%t) {operandSegmentSizes = array<i32: 1, 0, 0>} : '
-         "(!mt.ptr<!mt.ptr<f32>>) -> !mt.ptr<f32>", None),
+         "(!mt.ptr<!mt.ptr<f32>>) -> !mt.ptr<f32>", set()),
         ('"mt.splat"(%p) : (!mt.ptr<f32>) -> tensor<4x!mt.ptr<f32>>\n'
          '%b = "mt.splat"(%q) : (!mt.ptr<f32>) -> tensor<4x!mt.ptr<f32>>\n'
          '%d = "mt.join"(%a, %b) : (tensor<4x!mt.ptr<f32>>, tensor<4x!mt.ptr<f32>>) -> '
-         "tensor<4x2x!mt.ptr<f32>>", None),
+         "tensor<4x2x!mt.ptr<f32>>", {0, 1}),
+        ("scf.for %i = %zero to %n step %one iter_args(%b = %p) -> (!mt.ptr<f32>) : i32 {\n"
+         "scf.yield %q : !mt.ptr<f32>\n}", set()),
+        ("scf.if %c -> (!mt.ptr<f32>) {\nscf.yield %p : !mt.ptr<f32>\n} else {\n"
+         "scf.yield %q : !mt.ptr<f32>\n}", set()),
     ],
 )  # fmt: skip
-def test_bases(body, base):
+def test_bases(body, bases):
     module = parsed("%a = " + body)
     block = kernel_of(module).regions[0].blocks[0]
     op = block.operations[len(block.operations) - 2].operation
-    assert base_of(op.results[0], block) == base
+    assert bases_of(op.results[0], block) == bases
 
 
 @pytest.mark.parametrize(
