@@ -27,7 +27,7 @@ from minitriton.kernels.attn_res_kernels import (
     query_kernel,
 )
 from minitriton.kernels.checks import KernelArgumentError
-from minitriton.kernels.devices import since_hopper
+from minitriton.kernels.devices import has_warpgroups
 from minitriton.kernels.operator import operator
 from minitriton.kernels.rows import rows_of
 
@@ -168,30 +168,49 @@ class Bank:
             count = values.shape[0] - 1
             return Bank((values[0],), values[count], count, values.stride(0), values.stride(1))
         *bank, last = map(rows_of, sources)
-        pointers, token_stride = table(bank) if bank else ((last,), last.stride(0))
+        # of the longest table only does the backward kernel never spill
+        pointers, token_stride = table(bank, (16,)) if bank else ((last,), last.stride(0))
         return Bank(pointers, last, len(bank), 0, token_stride)
 
 
-def table(bank: list[torch.Tensor]) -> tuple[tuple[torch.Tensor, ...], int]:
-    """4, 8 or 16 matrices whose rows lie at one distance, and that distance."""
+def table(
+    bank: list[torch.Tensor], lengths: tuple[int, ...] = (4, 8, 16)
+) -> tuple[tuple[torch.Tensor, ...], int]:
+    """As many matrices as the first of `lengths` that is enough, and the distance of their rows."""
     stride = bank[0].stride(0)
     if any(x.stride(0) != stride for x in bank):
         bank = [x.contiguous() for x in bank]
         stride = bank[0].stride(0)
-    length = max(4, triton.next_power_of_2(len(bank)))
+    length = next(n for n in lengths if n >= len(bank))
     return (*bank, *[bank[0]] * (length - len(bank))), stride
 
 
 def shape_of_program(values: torch.Tensor, light: bool) -> dict[str, int]:
     """Launch options for programs that hold rows of `values`: 16 elements per thread.
 
-    For the plain mix in bf16 from sm_90 on 32, in 128 registers: then two programs of the widest
-    rows fit an SM. Older targets and more work would spill.
+    For the plain mix in bf16 on Hopper 32, in 128 registers: then two programs of the widest
+    rows fit an SM. Other targets, more work and rows that are not copied ahead would spill.
     """
-    block = triton.next_power_of_2(values.shape[-1])
-    if light and values.dtype == torch.bfloat16 and since_hopper(values):
+    block, aligned = triton.next_power_of_2(values.shape[-1]), values.shape[-1] % 16 == 0
+    if light and aligned and values.dtype == torch.bfloat16 and has_warpgroups(values.device):
         return {"BLOCK": block, "num_warps": max(1, block // 1024), "maxnreg": 128}
     return {"BLOCK": block, "num_warps": max(1, block // 512)}
+
+
+def forward_shape(values: torch.Tensor) -> dict[str, int]:
+    """Launch options for the mix of rows of `values`.
+
+    In bf16 on Hopper 64 elements a thread, whose registers hold the mix and the query, and no
+    more of the row than there is where its blocks are full.
+    """
+    columns = values.shape[-1]
+    block = triton.next_power_of_2(columns)
+    if values.dtype != torch.bfloat16 or not has_warpgroups(values.device):
+        return {"FULL": block == columns, "STAGES": 3, **shape_of_program(values, False)}
+    warps = max(1, block // 2048)
+    if columns % (warps * 32 * 8) == 0:  # 16 bytes at a time, of every thread as many
+        block = columns
+    return {"BLOCK": block, "FULL": block == columns, "STAGES": 4, "num_warps": warps}
 
 
 def effective_query(query: torch.Tensor, weight: torch.Tensor, split: bool) -> torch.Tensor:
@@ -221,7 +240,7 @@ def _mix_op(
         query if out_weight is None else out_weight.contiguous(), out, total, mixed, stats,
         bank.source_stride, bank.token_stride, bank.last.stride(0), more.stride(0), bank.count,
         columns, eps, out_eps, ADD=delta is not None, NORM=out_weight is not None, MIXED=keep,
-        **shape_of_program(out, True),
+        **forward_shape(out),
     )  # fmt: skip
     return out, total, mixed, stats
 
@@ -270,7 +289,7 @@ def _mix_backward_op(
         partial[0], partial[-1], dy.stride(0), more.stride(0), also.stride(0), bank.source_stride,
         bank.token_stride, bank.last.stride(0), bank.count, tokens, columns, out_eps,
         SUM=grad_sum is not None, MIXED=grad_mixed is not None, NORM=out_weight is not None,
-        SOURCES=height, **options,
+        SOURCES=height, STAGES=3, **options,
     )  # fmt: skip
     parameters_kernel[(triton.cdiv(columns, 32),)](
         partial, query, norm_weight, dquery, dweight, dout_weight, programs, columns,

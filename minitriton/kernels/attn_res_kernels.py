@@ -2,9 +2,9 @@
 
 A read has a bank of sources and a last source, which comes first in the softmax because it is at
 hand: it may be the sum `last + delta`, which is then written as well. While a source is reduced the
-row of the next one is on its way. Sources lie behind a tuple of pointers, of which a run-time index
-selects one (one specialisation serves every number of sources up to the length of the tuple), or
-behind one pointer at `source_stride` from each other.
+rows of the next STAGES - 1 are on their way to shared memory. Sources lie behind a tuple of
+pointers, of which a run-time index selects one (one specialisation serves every number of sources
+up to the length of the tuple), or behind one pointer at `source_stride` from each other.
 """
 
 from __future__ import annotations
@@ -79,32 +79,33 @@ def _write_mix(
 def forward_kernel(
     bank_ptrs, last_ptr, delta_ptr, query_ptr, weight_ptr, out_weight_ptr, out_ptr, sum_ptr,
     mixed_ptr, stats_ptr, source_stride, token_stride, last_stride, delta_stride, bank, columns,
-    eps, out_eps, ADD: tl.constexpr, NORM: tl.constexpr, MIXED: tl.constexpr, BLOCK: tl.constexpr,
+    eps, out_eps, ADD: tl.constexpr, NORM: tl.constexpr, MIXED: tl.constexpr, FULL: tl.constexpr,
+    STAGES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One token: mix, then RMS norm if NORM; MIXED: the mix before the norm is written too."""
+    if FULL:  # no masks
+        columns = BLOCK
     token = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     mask = at < columns
     out = token * columns
-    ahead = _last_source(
+    h = _last_source(
         last_ptr + token * last_stride, delta_ptr + token * delta_stride, sum_ptr + out, at, mask,
         ADD,
-    )  # fmt: skip
+    ).to(tl.float32)  # fmt: skip
     u = tl.load(query_ptr + at, mask=mask, other=0.0).to(tl.float32)
     u = u * tl.load(weight_ptr + at, mask=mask, other=0.0).to(tl.float32)
     stats_ptr += token * (2 * bank + 4)
-    peak = tl.full([], -float("inf"), tl.float32)
-    total = tl.full([], 0.0, tl.float32)
-    h = tl.zeros([BLOCK], tl.float32)
-    for j in tl.range(bank + 1):  # the last source, then the bank
+    peak, scale = _logit(h, u, columns, eps)
+    tl.store(stats_ptr + 2 + bank, peak)
+    tl.store(stats_ptr + 3 + bank + bank, scale)
+    total = tl.full([], 1.0, tl.float32)
+    for j in tl.range(bank, num_stages=STAGES):
         row_ptr = _row(bank_ptrs, j, source_stride, token * token_stride)
-        v = ahead
-        ahead = tl.load(row_ptr + at, mask=mask & (j < bank), other=0.0)
-        v = v.to(tl.float32)
+        v = tl.load(row_ptr + at, mask=mask, other=0.0).to(tl.float32)
         logit, scale = _logit(v, u, columns, eps)
-        i = tl.where(j == 0, bank, j - 1)
-        tl.store(stats_ptr + 2 + i, logit)
-        tl.store(stats_ptr + 3 + bank + i, scale)
+        tl.store(stats_ptr + 2 + j, logit)
+        tl.store(stats_ptr + 3 + bank + j, scale)
         if logit > peak + SLACK:  # seldom, unlike in the usual online softmax
             keep = tl.exp(peak - logit)
             total *= keep
@@ -177,7 +178,7 @@ def backward_kernel(
     stats_ptr, slopes_ptr, dsources_ptr, du_ptr, dout_weight_ptr, grad_stride, grad_sum_stride,
     grad_mixed_stride, source_stride, token_stride, last_stride, bank, tokens, columns, out_eps,
     SUM: tl.constexpr, MIXED: tl.constexpr, NORM: tl.constexpr, SOURCES: tl.constexpr,
-    BLOCK: tl.constexpr,
+    STAGES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Every num_programs-th token; SUM and MIXED: gradients of the sum and the mix come in too."""
     at = tl.arange(0, BLOCK)
@@ -201,14 +202,11 @@ def backward_kernel(
         if MIXED:
             more = tl.load(grad_mixed_ptr + token * grad_mixed_stride + at, mask=mask, other=0.0)
             grad += more.to(tl.float32)
-        ahead = last
-        dots = tl.zeros([SOURCES], tl.float32)
-        for j in tl.range(sources):  # the last source, then the bank
+        dots = tl.where(source == bank, tl.sum(grad * last.to(tl.float32)), 0.0)
+        for j in tl.range(bank, num_stages=STAGES):
             row_ptr = _row(bank_ptrs, j, source_stride, offset)
-            v = ahead
-            ahead = tl.load(row_ptr + at, mask=mask & (j < bank), other=0.0)
-            i = tl.where(j == 0, bank, j - 1)
-            dots = tl.where(source == i, tl.sum(grad * v.to(tl.float32)), dots)
+            v = tl.load(row_ptr + at, mask=mask, other=0.0).to(tl.float32)
+            dots = tl.where(source == j, tl.sum(grad * v), dots)
         at_stats = stats_ptr + token * (2 * sources + 2)
         peak, total = tl.load(at_stats), tl.load(at_stats + 1)
         logits = tl.load(at_stats + 2 + source, mask=source < sources, other=-float("inf"))
@@ -224,7 +222,7 @@ def backward_kernel(
         tl.debug_barrier()
         to = dsources_ptr + token * columns
         stride = tokens.to(tl.int64) * columns
-        for j in tl.range(bank):  # backwards: what was read last is still in cache
+        for j in tl.range(bank, num_stages=STAGES):  # backwards: what was read last is in cache
             i = bank - 1 - j
             v = tl.load(_row(bank_ptrs, i, source_stride, offset) + at, mask=mask, other=0.0)
             dv, dlogit = _source_gradient(

@@ -44,6 +44,7 @@ TILES_FOR = {  # targets of tests that ask for their tiles
     "test_a_large_tile": ("sm_90a",),
     "test_tiles_of_half_sums": ("sm_90a",),
     "test_epilogues_again_and_again": ("sm_90a",),
+    "test_programs_for_hopper": ("sm_90a",),
 }
 HOPPER_FILES = {
     "test_warp_split",

@@ -148,6 +148,18 @@ def test_widest_rows(device, dtype):
     check(given[:2], *given[2:], BOUNDS[dtype], **rest)
 
 
+@pytest.mark.parametrize("d", [768, 1536, 2048, 3584, 1000])
+@pytest.mark.parametrize("whole", [False, True])
+def test_programs_for_hopper(device, hopper, d, whole):
+    """More elements a thread, rows that end with their tile, sources copied ahead."""
+    sources = [source((2, d), BF16, device) for _ in range(6)]
+    _, query, weight = inputs((1, d), BF16, device)
+    options = {"return_mixed": True} if whole else {}
+    if whole:
+        options |= {"delta": source((2, d), BF16, device), "out_weight": weights(d, BF16, device)}
+    check(sources, query, weight, BOUNDS[BF16], **options)
+
+
 @pytest.mark.parametrize("sign", [1, -1])
 def test_large_logits_keep_their_precision(device, sign):
     values, query, weight = inputs((5, 17, 96), FP32, device, query_scale=sign * 10.0)
