@@ -1,5 +1,7 @@
 """tl.dot on whole warpgroups (wgmma, sm_90a): shapes, orders, dtypes, stages, chains, epilogues."""
 
+import math
+
 import pytest
 import torch
 
@@ -189,6 +191,52 @@ def test_forms_of_the_loop(device, form, stages):
     expected = expected_forms(form, x.double(), y.double(), k, step, block)
     assert (c.cpu().double() - expected).abs().max() < (0.5 if form == "chain" else 1e-3)
     assert instructions(compiled) > 0
+
+
+@triton.jit
+def two_loops_kernel(
+    q_ptr, k_ptr, v_ptr, out_ptr, whole, length, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr
+):
+    """Attention: keys of whole blocks first, then those that need a mask."""
+    rows, keys, d = tl.arange(0, M), tl.arange(0, N), tl.arange(0, D)
+    q = tl.load(q_ptr + rows[:, None] * D + d[None, :])
+    peak = tl.full((M,), float("-inf"), tl.float32)
+    total = tl.zeros((M,), tl.float32)
+    acc = tl.zeros((M, D), tl.float32)
+    for start in range(0, whole, N):
+        s = tl.dot(q, tl.load(k_ptr + (start + keys)[None, :] * D + d[:, None]))
+        new = tl.maximum(peak, tl.max(s, 1))
+        scale, p = tl.exp2(peak - new), tl.exp2(s - new[:, None])
+        total, peak = total * scale + tl.sum(p, 1), new
+        acc = acc * scale[:, None]
+        acc += tl.dot(p.to(q.dtype), tl.load(v_ptr + (start + keys)[:, None] * D + d[None, :]))
+    for start in range(whole, length, N):
+        inside = start + keys < length
+        k = tl.load(
+            k_ptr + (start + keys)[None, :] * D + d[:, None], mask=inside[None, :], other=0.0
+        )
+        s = tl.where(inside[None, :], tl.dot(q, k), float("-inf"))
+        new = tl.maximum(peak, tl.max(s, 1))
+        scale, p = tl.exp2(peak - new), tl.exp2(s - new[:, None])
+        total, peak = total * scale + tl.sum(p, 1), new
+        v = tl.load(
+            v_ptr + (start + keys)[:, None] * D + d[None, :], mask=inside[:, None], other=0.0
+        )
+        acc = tl.dot(p.to(q.dtype), v, acc * scale[:, None])
+    tl.store(out_ptr + rows[:, None] * D + d[None, :], acc / total[:, None])
+
+
+@pytest.mark.parametrize("length", [10, 200])
+def test_a_sum_of_two_loops(device, length):
+    """The first adds a product to it; ptxas would wait for each wgmma of the second otherwise."""
+    q, k, v = (torch.randn(n, 64, device=device).half() for n in (64, length, length))
+    out = torch.full((64, 64), float("nan"), device=device)
+    compiled = two_loops_kernel[(1,)](
+        q, k, v, out, length // 96 * 96, length, 64, 96, 64, num_warps=4, num_stages=2
+    )
+    weights = torch.softmax(q.double() @ k.double().T * math.log(2.0), 1)
+    assert (out.double() - weights @ v.double()).abs().max() < 1e-2
+    assert instructions(compiled) == 20
 
 
 @triton.jit
