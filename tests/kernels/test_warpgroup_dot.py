@@ -240,6 +240,44 @@ def test_a_sum_of_two_loops(device, length):
 
 
 @triton.jit
+def rows_kernel(
+    q_ptr, x_ptr, k_ptr, row_ptr, out_ptr, length, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr
+):
+    """Sums whose left operands are computed of rows of numbers that cp.async copies."""
+    m, n, d = tl.arange(0, M), tl.arange(0, N), tl.arange(0, D)
+    keys = tl.load(k_ptr + n[:, None] * D + d[None, :])
+    one = tl.zeros((N, D), tl.float32)
+    two = tl.zeros((N, D), tl.float32)
+    for start in range(0, length, M):
+        at = start + m
+        q = tl.load(q_ptr + at[:, None] * D + d[None, :], mask=at[:, None] < length, other=0.0)
+        x = tl.load(x_ptr + at[:, None] * D + d[None, :], mask=at[:, None] < length, other=0.0)
+        row = tl.load(row_ptr + at, mask=at < length, other=0.0)
+        later = tl.load(row_ptr + length + at, mask=at < length, other=0.0)
+        one = tl.dot((row[None, :] * (n % 3)[:, None]).to(q.dtype), x, one)
+        s = tl.dot(keys, tl.trans(q)) - later[None, :]
+        two = tl.dot(s.to(q.dtype), q, two)
+    tl.store(out_ptr + n[:, None] * D + d[None, :], one + two)
+
+
+@pytest.mark.parametrize("rows", [16, 48, 64, 80])
+@pytest.mark.parametrize(("keys", "warps"), [(64, 4), (128, 8)])
+def test_rows_that_few_threads_copy(device, rows, keys, warps):
+    """Beside products in flight: for a branch there, ptxas would wait for them."""
+    length, d = 2 * rows + 3, 64
+    q, x, k = (torch.randint(-2, 3, (n, d), device=device).half() for n in (length, length, keys))
+    row = torch.randint(-2, 3, (2 * length,), device=device).float()
+    out = torch.full((keys, d), float("nan"), device=device)
+    compiled = rows_kernel[(1,)](
+        q, x, k, row, out, length, rows, keys, d, num_warps=warps, num_stages=2
+    )
+    n = torch.arange(keys, device=device) % 3
+    expected = torch.outer(n.double(), row[:length].double()) @ x.double()
+    expected += (k.double() @ q.double().T - row[length:].double()) @ q.double()
+    assert (out.double() == expected).all() and instructions(compiled) > 0
+
+
+@triton.jit
 def persistent_kernel(
     a_ptr, b_ptr, c_ptr, M, N, K,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PROGRAMS: tl.constexpr,
