@@ -12,6 +12,7 @@ from minitriton.codegen.shared_address import (
     ThreadAddress,
     meet,
     shared_word,
+    thread_mask_is_clear,
     writers,
 )
 from minitriton.codegen.tile import carried
@@ -46,6 +47,11 @@ def lower_async_copy(lowering: Lowering, op: ir.Operation) -> None:
         if masks is not None:  # copies no bytes where masked off, and fills up with zeros
             operands.append(lowering.select(masks[head], lowering.int32(size), lowering.int32(0)))
         copies.append(operands)
+    clear = thread_mask_is_clear(lowering, plan.free_lane_mask, plan.free_warp_mask)
+    if clear is not None and _is_beside_products(op):
+        for place, *others in copies:
+            _copy_where(lowering, clear, size, [shared_word(lowering, place), *others])
+        return
     attributes = {
         "size": ir.IntegerAttr.get(lowering.i32, size),
         "modifier": attribute(f"#nvvm<load_cache_modifier {_modifier(size)}>"),
@@ -53,6 +59,22 @@ def lower_async_copy(lowering: Lowering, op: ir.Operation) -> None:
     with writers(lowering, plan.free_lane_mask, plan.free_warp_mask):
         for operands in copies:
             lowering.create("nvvm.cp.async.shared.global", [], operands, attributes)
+
+
+def _is_beside_products(op: ir.Operation) -> bool:
+    """Whether wgmma may be in flight there: next to a branch ptxas would wait for it (C7513)."""
+    return any(other.operation.name == "mt.warpgroup_dot" for other in op.block)
+
+
+def _copy_where(
+    lowering: Lowering, condition: ir.Value, size: int, operands: Sequence[ir.Value]
+) -> None:
+    """Predicated. Operands: place (a shared address), pointer, perhaps how many bytes there are."""
+    count = len(operands)
+    given = ", $2" if count > 2 else ""
+    text = f"@${count} cp.async.{_modifier(size)}.shared.global [$0], [$1], {size}{given};"
+    letters = "r,l,r"[: 2 * count - 1]
+    lowering.asm(text, f"{letters},b,~{{memory}}", [], [*operands, condition])
 
 
 def _copy_or_fill(

@@ -2,7 +2,7 @@
 
 Arithmetic on splats becomes scalar arithmetic, arithmetic on broadcasts of one shape is done before
 broadcasting; shape ops on splats and transposes of transposes vanish; constant pointer offsets add
-up.
+up; products that are added to a running sum begin with it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from minitriton.passes.traversal import (
     blocks_of,
     defining_op,
     int_array,
+    int_attribute,
     integer_constant,
     ops_of,
     splat_constant,
@@ -190,10 +191,58 @@ def _writes_between(first: ir.Operation, last: ir.Operation) -> bool:
     return any(op.name in MAY_WRITE for op in between)
 
 
+def _add_to_dot(op: ir.Operation) -> Value | None:
+    """dot(a, b, 0) + sum = dot(a, b, sum) for running sums; bits change as the order of adding.
+
+    fp16 stays, which would be rounded more often; so do products that may be imprecise, which the
+    addition keeps short. So does what is loaded: the product need not wait for it.
+    """
+    for index, value in enumerate(op.operands):
+        dot, total = defining_op(value), op.operands[1 - index]
+        if (
+            dot is not None
+            and dot.name == "mt.dot"
+            and dot.block == op.block
+            and len(list(value.uses)) == 1
+            and element_of(value.type).width >= 32
+            and int_attribute(dot, "max_imprecise", 0) == 0
+            and _is_zero(dot.operands[2])
+            and _is_running(total)
+        ):
+            builder = Builder(ir.InsertionPoint(op), dot.location)
+            operands = [*list(dot.operands)[:2], total]
+            return builder.op("mt.dot", value.type, operands, attributes_of(dot))
+    return None
+
+
+def _is_zero(value: Value) -> bool:
+    splat = splat_constant(defining_op(value))
+    return splat is not None and splat.value == 0
+
+
+def _is_running(value: Value) -> bool:
+    """Whether a tile is carried by a loop or made of products, perhaps scaled since."""
+    seen, pending = {value}, [value]
+    while pending:
+        maker = defining_op(pending.pop())
+        if maker is None or maker.name == "mt.dot" or maker.name.startswith("scf."):
+            return True
+        if is_elementwise(maker.name):
+            found = [v for v in maker.operands if v.type == value.type and v not in seen]
+            seen.update(found)
+            pending += found
+    return False
+
+
 SHAPE_RULES = {
     "mt.broadcast": (_shape_of_splat, _broadcast_twice),
     "mt.expand_dims": (_shape_of_splat,),
     "mt.reshape": (_shape_of_splat,),
     "mt.trans": (_shape_of_splat, _trans_twice),
 }
-ELEMENTWISE_RULES = {"mt.addptr": (_add_offsets,), "arith.select": (_select_of_load,)}
+ELEMENTWISE_RULES = {
+    "arith.addf": (_add_to_dot,),
+    "arith.addi": (_add_to_dot,),
+    "arith.select": (_select_of_load,),
+    "mt.addptr": (_add_offsets,),
+}

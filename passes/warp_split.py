@@ -86,7 +86,9 @@ class WarpSplit:
             [self._for_groups(s, analysis) for s in found] for found in (staged, fixed)
         )
         staged = [s for s in staged if s not in rows]
-        reason = self._refusal(loop, staged, analysis)
+        reason: str | None = "nothing that it multiplies is copied"
+        if any(s not in fixed for s in staged):
+            reason = self._refusal(loop, staged, analysis)
         if reason is None and self._deals:
             reason = "some tiles never change" if fixed or rows else None
             reason = reason or ping_pong.refusal(self._module, loop, staged)

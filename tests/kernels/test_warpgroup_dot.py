@@ -1,5 +1,7 @@
 """tl.dot on whole warpgroups (wgmma, sm_90a): shapes, orders, dtypes, stages, chains, epilogues."""
 
+import math
+
 import pytest
 import torch
 
@@ -189,6 +191,90 @@ def test_forms_of_the_loop(device, form, stages):
     expected = expected_forms(form, x.double(), y.double(), k, step, block)
     assert (c.cpu().double() - expected).abs().max() < (0.5 if form == "chain" else 1e-3)
     assert instructions(compiled) > 0
+
+
+@triton.jit
+def two_loops_kernel(
+    q_ptr, k_ptr, v_ptr, out_ptr, whole, length, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr
+):
+    """Attention: keys of whole blocks first, then those that need a mask."""
+    rows, keys, d = tl.arange(0, M), tl.arange(0, N), tl.arange(0, D)
+    q = tl.load(q_ptr + rows[:, None] * D + d[None, :])
+    peak = tl.full((M,), float("-inf"), tl.float32)
+    total = tl.zeros((M,), tl.float32)
+    acc = tl.zeros((M, D), tl.float32)
+    for start in range(0, whole, N):
+        s = tl.dot(q, tl.load(k_ptr + (start + keys)[None, :] * D + d[:, None]))
+        new = tl.maximum(peak, tl.max(s, 1))
+        scale, p = tl.exp2(peak - new), tl.exp2(s - new[:, None])
+        total, peak = total * scale + tl.sum(p, 1), new
+        acc = acc * scale[:, None]
+        acc += tl.dot(p.to(q.dtype), tl.load(v_ptr + (start + keys)[:, None] * D + d[None, :]))
+    for start in range(whole, length, N):
+        inside = start + keys < length
+        k = tl.load(
+            k_ptr + (start + keys)[None, :] * D + d[:, None], mask=inside[None, :], other=0.0
+        )
+        s = tl.where(inside[None, :], tl.dot(q, k), float("-inf"))
+        new = tl.maximum(peak, tl.max(s, 1))
+        scale, p = tl.exp2(peak - new), tl.exp2(s - new[:, None])
+        total, peak = total * scale + tl.sum(p, 1), new
+        v = tl.load(
+            v_ptr + (start + keys)[:, None] * D + d[None, :], mask=inside[:, None], other=0.0
+        )
+        acc = tl.dot(p.to(q.dtype), v, acc * scale[:, None])
+    tl.store(out_ptr + rows[:, None] * D + d[None, :], acc / total[:, None])
+
+
+@pytest.mark.parametrize("length", [10, 200])
+def test_a_sum_of_two_loops(device, length):
+    """The first adds a product to it; ptxas would wait for each wgmma of the second otherwise."""
+    q, k, v = (torch.randn(n, 64, device=device).half() for n in (64, length, length))
+    out = torch.full((64, 64), float("nan"), device=device)
+    compiled = two_loops_kernel[(1,)](
+        q, k, v, out, length // 96 * 96, length, 64, 96, 64, num_warps=4, num_stages=2
+    )
+    weights = torch.softmax(q.double() @ k.double().T * math.log(2.0), 1)
+    assert (out.double() - weights @ v.double()).abs().max() < 1e-2
+    assert instructions(compiled) == 20
+
+
+@triton.jit
+def rows_kernel(
+    q_ptr, x_ptr, k_ptr, row_ptr, out_ptr, length, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr
+):
+    """Sums whose left operands are computed of rows of numbers that cp.async copies."""
+    m, n, d = tl.arange(0, M), tl.arange(0, N), tl.arange(0, D)
+    keys = tl.load(k_ptr + n[:, None] * D + d[None, :])
+    one = tl.zeros((N, D), tl.float32)
+    two = tl.zeros((N, D), tl.float32)
+    for start in range(0, length, M):
+        at = start + m
+        q = tl.load(q_ptr + at[:, None] * D + d[None, :], mask=at[:, None] < length, other=0.0)
+        x = tl.load(x_ptr + at[:, None] * D + d[None, :], mask=at[:, None] < length, other=0.0)
+        row = tl.load(row_ptr + at, mask=at < length, other=0.0)
+        later = tl.load(row_ptr + length + at, mask=at < length, other=0.0)
+        one = tl.dot((row[None, :] * (n % 3)[:, None]).to(q.dtype), x, one)
+        s = tl.dot(keys, tl.trans(q)) - later[None, :]
+        two = tl.dot(s.to(q.dtype), q, two)
+    tl.store(out_ptr + n[:, None] * D + d[None, :], one + two)
+
+
+@pytest.mark.parametrize("rows", [16, 48, 64, 80])
+@pytest.mark.parametrize(("keys", "warps"), [(64, 4), (128, 8)])
+def test_rows_that_few_threads_copy(device, rows, keys, warps):
+    """Beside products in flight: for a branch there, ptxas would wait for them."""
+    length, d = 2 * rows + 3, 64
+    q, x, k = (torch.randint(-2, 3, (n, d), device=device).half() for n in (length, length, keys))
+    row = torch.randint(-2, 3, (2 * length,), device=device).float()
+    out = torch.full((keys, d), float("nan"), device=device)
+    compiled = rows_kernel[(1,)](
+        q, x, k, row, out, length, rows, keys, d, num_warps=warps, num_stages=2
+    )
+    n = torch.arange(keys, device=device) % 3
+    expected = torch.outer(n.double(), row[:length].double()) @ x.double()
+    expected += (k.double() @ q.double().T - row[length:].double()) @ q.double()
+    assert (out.double() == expected).all() and instructions(compiled) > 0
 
 
 @triton.jit

@@ -184,10 +184,11 @@ def gradient(
     rm, rn, rd = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, D)
     keys = tl.load(k + rn[:, None] * D + rd[None, :])
     total = tl.zeros((BN, D), tl.float32)
+    width: tl.constexpr = D + (KIND == "odd widths")
     for start in range(0, n, BM):
         at = start + rm
-        query = tl.load(q + at[:, None] * D + rd[None, :], mask=at[:, None] < n, other=0.0)
-        grad = tl.load(do + at[:, None] * D + rd[None, :], mask=at[:, None] < n, other=0.0)
+        query = tl.load(q + at[:, None] * width + rd[None, :], mask=at[:, None] < n, other=0.0)
+        grad = tl.load(do + at[:, None] * width + rd[None, :], mask=at[:, None] < n, other=0.0)
         score = tl.dot(keys, tl.trans(query))
         if KIND == "through a table":
             at = tl.load(other + at, mask=at < n, other=0)

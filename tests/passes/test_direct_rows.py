@@ -88,3 +88,13 @@ def test_without_a_producer_rows_are_copied(kernel, names):
     module = gradient(kernel, "").check(inputs(n), [n], specialize=False)
     assert not row_loads(module) and "mt.async_copy" in names(module)
     assert kernel_of(module) is not None
+
+
+def test_rows_alone_get_no_producer(kernel, names):
+    """Threads load what is multiplied, as it is aligned to 2 bytes only."""
+    n = 304
+    arrays = inputs(n)
+    arrays[0], arrays[2] = halves(n, 65), halves(n, 65)
+    module = gradient(kernel, "odd widths").check(arrays, [n])
+    assert remarks(module) == ["not warp specialised: nothing that it multiplies is copied"]
+    assert "mt.async_copy" in names(module)

@@ -32,8 +32,8 @@ def product(
             y = tl.load(b + n[:, None] * K + (start + k)[None, :]).T
         if FORM == "sum":
             acc = tl.dot(x, y, acc, input_precision=PRECISION)
-        elif FORM == "added":
-            acc += tl.dot(x, y, input_precision=PRECISION)
+        elif FORM == "scaled":
+            acc += tl.dot(x, y, input_precision=PRECISION) * 2
         elif FORM == "computed left":
             acc = tl.dot(x + x, y, acc, input_precision=PRECISION)
         else:
@@ -94,13 +94,13 @@ def test_a_sum_is_carried_as_its_transpose(kernel, names):
 def test_what_was_transposed_is_not_twice(kernel):
     module = made(kernel, "mk, nk").compile(upto="orient_dots")
     assert len(ops_named(module, "mt.trans")) == 1
-    module = made(kernel, "mk, kn", form="added").compile(upto="orient_dots")
+    module = made(kernel, "mk, kn", form="scaled").compile(upto="orient_dots")
     (dot,) = ops_named(module, "mt.dot")  # its accumulator is zero, and is made in that shape
     assert defining_op(dot.operands[2]).name == "arith.constant"
     assert len(ops_named(module, "mt.trans")) == 3
 
 
-@pytest.mark.parametrize("form", ["sum", "added", "computed left", "also reduced"])
+@pytest.mark.parametrize("form", ["sum", "scaled", "computed left", "also reduced"])
 @pytest.mark.parametrize("dtype", ["fp32", "int8", "uint8"])
 @pytest.mark.parametrize("orders", ORDERS)
 @pytest.mark.parametrize("k", [0, 64, 192])

@@ -1,5 +1,7 @@
 """simplify: what is left afterwards, and that results stay."""
 
+import pytest
+
 from minitriton.ir.mlir import ir
 from minitriton.ir.target import Target
 from minitriton.passes import simplify
@@ -174,3 +176,66 @@ def test_carried_values_that_feed_only_themselves_go():
     module = simplified(body)
     loop = next(op for op in walk(kernel_of(module)) if op.name == "scf.for")
     assert len(loop.results) == 1
+
+
+ADDED = """
+  %zero = arith.constant dense<ZERO> : RESULT
+  %c0 = arith.constant 0 : i32
+  %c1 = arith.constant 1 : i32
+  %r = scf.for %i = %c0 to %n step %c1 iter_args(%s = %start) -> (RESULT) : i32 {
+    %x = "mt.load"(%p) {operandSegmentSizes = array<i32: 1, 0, 0>} : (POINTERS) -> RESULT
+    %t = ADD %s, %s : RESULT
+    %d = "mt.dot"(%a, %b, DOT_SUM) {input_precision = "tf32", max_imprecise = LIMIT : i32} : (LEFT, LEFT, RESULT) -> RESULT
+    %y = ADD OPERANDS : RESULT
+    %z = ADD %y, %x : RESULT
+    scf.yield %z : RESULT
+  }
+  "mt.store"(%p, %r) : (POINTERS, RESULT) -> ()
+"""  # noqa: E501
+
+
+def added(operands, left="f16", result="f32", limit=0, dot_sum="%zero"):
+    """The sum that the dot begins with, by name, and how many additions remain, after simplify."""
+    names = {
+        "RESULT": f"tensor<16x16x{result}>", "LEFT": f"tensor<16x16x{left}>", "LIMIT": str(limit),
+        "POINTERS": f"tensor<16x16x!mt.ptr<{result}>>", "OPERANDS": operands, "DOT_SUM": dot_sum,
+        "ADD": "arith.addi" if result[0] == "i" else "arith.addf",
+        "ZERO": "0" if result[0] == "i" else "0.0",
+    }  # fmt: skip
+    body = ADDED
+    args = "%p: POINTERS, %a: LEFT, %b: LEFT, %start: RESULT, %n: i32"
+    for name, text in names.items():
+        body, args = body.replace(name, text), args.replace(name, text)
+    module = simplified(body, args)
+    (dot,) = (op for op in walk(kernel_of(module)) if op.name == "mt.dot")
+    total = dot.operands[2]
+    made_by = "argument" if isinstance(total, ir.BlockArgument) else total.owner.operation.name
+    return made_by, sum(name.startswith("arith.add") for name in ops(module))
+
+
+@pytest.mark.parametrize("operands", ["%s, %d", "%d, %s"])
+def test_products_are_added_to_a_running_sum_by_the_dot(operands):
+    assert added(operands) == ("argument", 1)
+    assert added(operands, "i8", "i32") == ("argument", 1)
+
+
+def test_and_to_one_that_is_scaled_first():
+    assert added("%t, %d") == ("arith.addf", 2)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        {"operands": "%x, %d"},  # what is loaded need not be there for the product
+        {"operands": "%s, %d", "result": "f16"},  # rounded more often
+        {"operands": "%s, %d", "left": "f8E4M3FN", "limit": 1 << 30},  # as imprecise as allowed
+        {"operands": "%d, %d"},  # used twice
+    ],
+    ids=str,
+)
+def test_other_products_are_not(case):
+    assert added(**case) == ("arith.constant", 2)
+
+
+def test_nor_one_that_has_its_sum():
+    assert added("%s, %d", dot_sum="%start") == ("argument", 2)

@@ -80,7 +80,7 @@ def loop_down(a, b, c, counts, sa):
         pair = count - 1 - i
         x = tl.load(a + pair * sa + rm[:, None] * B + rk[None, :])
         y = tl.load(b + pair * (B * B) + rk[:, None] * B + rn[None, :])
-        acc = acc * 0.5 + tl.dot(x, y)
+        acc = tl.dot(x, y, acc * 0.5)
     tl.store(c + rm[:, None] * B + rn[None, :], acc)
 
 
