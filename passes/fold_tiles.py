@@ -221,13 +221,13 @@ def _is_zero(value: Value) -> bool:
 
 
 def _is_running(value: Value) -> bool:
-    """Whether a tile is carried by a loop or made of products, perhaps scaled since."""
+    """Whether a tile is carried by a loop, perhaps scaled or added to since."""
     seen, pending = {value}, [value]
     while pending:
         maker = defining_op(pending.pop())
-        if maker is None or maker.name == "mt.dot" or maker.name.startswith("scf."):
+        if maker is None or maker.name.startswith("scf."):
             return True
-        if is_elementwise(maker.name):
+        if is_elementwise(maker.name) or maker.name == "mt.dot":
             found = [v for v in maker.operands if v.type == value.type and v not in seen]
             seen.update(found)
             pending += found

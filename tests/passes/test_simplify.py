@@ -186,6 +186,7 @@ ADDED = """
     %x = "mt.load"(%p) {operandSegmentSizes = array<i32: 1, 0, 0>} : (POINTERS) -> RESULT
     %t = ADD %s, %s : RESULT
     %d = "mt.dot"(%a, %b, DOT_SUM) {input_precision = "tf32", max_imprecise = LIMIT : i32} : (LEFT, LEFT, RESULT) -> RESULT
+    %e = "mt.dot"(%b, %a, %zero) {input_precision = "tf32", max_imprecise = LIMIT : i32} : (LEFT, LEFT, RESULT) -> RESULT
     %y = ADD OPERANDS : RESULT
     %z = ADD %y, %x : RESULT
     scf.yield %z : RESULT
@@ -207,7 +208,7 @@ def added(operands, left="f16", result="f32", limit=0, dot_sum="%zero"):
     for name, text in names.items():
         body, args = body.replace(name, text), args.replace(name, text)
     module = simplified(body, args)
-    (dot,) = (op for op in walk(kernel_of(module)) if op.name == "mt.dot")
+    dot, *_ = (op for op in walk(kernel_of(module)) if op.name == "mt.dot")
     total = dot.operands[2]
     made_by = "argument" if isinstance(total, ir.BlockArgument) else total.owner.operation.name
     return made_by, sum(name.startswith("arith.add") for name in ops(module))
@@ -230,6 +231,7 @@ def test_and_to_one_that_is_scaled_first():
         {"operands": "%s, %d", "result": "f16"},  # rounded more often
         {"operands": "%s, %d", "left": "f8E4M3FN", "limit": 1 << 30},  # as imprecise as allowed
         {"operands": "%d, %d"},  # used twice
+        {"operands": "%d, %e"},  # no loop carries either
     ],
     ids=str,
 )
