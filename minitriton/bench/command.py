@@ -79,13 +79,15 @@ def run(options: argparse.Namespace) -> int:
     if earlier is None:
         log.unlink(missing_ok=True)
     output = Output(folder, results, earlier)
-    deadline = time.time() + limit if limit else None
+    started = time.time()
+    deadline = started + limit if limit else None
     supervisor = Supervisor(size, titles, results, log, deadline=deadline)
     begun = time.monotonic()
     trouble = ""
     try:
         if size != catalog.DRY:
-            _compile(size, titles, log, deadline)
+            # at most half of the time: what is left is compiled where it is measured
+            _compile(size, titles, log, started + limit / 2 if limit else None)
         with _progress(supervisor, output):
             supervisor.run()
     except WorkerFailed as error:

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -248,6 +249,20 @@ class PatientSupervisor(DyingSupervisor):
             ):
                 self.results.take(event)
                 self.watch(event)
+
+
+@pytest.mark.parametrize("limit", [100.0, None])
+def test_compiling_leaves_half_of_the_time(limit, tmp_path, monkeypatch):
+    ends = []
+    monkeypatch.setattr(command, "Supervisor", PatientSupervisor)
+    monkeypatch.setattr(command, "_check_machine", lambda size: None)
+    monkeypatch.setattr(
+        command.ahead, "compile_ahead", lambda size, titles, log, end, tell: ends.append(end)
+    )
+    begun = time.time()
+    options = ["--limit", str(limit)] if limit else []
+    main(["bench", "--only", "add", "--out", str(tmp_path), *options])
+    assert ends == [None] if limit is None else 50 <= ends[0] - begun < 60
 
 
 def bench(*arguments):
