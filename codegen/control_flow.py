@@ -3,8 +3,10 @@
 The body of a scf.for is lowered first, in a block of its own; a register of a loop-carried tile
 becomes a block argument when something reads it. A tile of pointers that is stepped through the
 loop so costs one value per vector access, not one per element. Sums of a warpgroup_dot that begin
-at zero are left undefined: its first instruction ignores them in the first iteration. Sums of f16
-that tensor cores make stay in pairs, since taking them apart would be a use of products in flight.
+at zero are left undefined: its first instruction ignores them in the first iteration. Others that
+begin at zero get their zeros in front of the loop, whether it runs or not: where LLVM sets them on
+the way past it, ptxas takes that for a write among products in flight (C7515). Sums of f16 that
+tensor cores make stay in pairs, since taking them apart would be a use of products in flight.
 """
 
 from __future__ import annotations
@@ -67,15 +69,30 @@ class _CarriedValues:
             values.append(held[register])
         return values
 
-    def initial(self, undefined: Sequence[int] = ()) -> list[ir.Value]:
-        """The first values of all arguments; anything for the iter args in `undefined`."""
+    def initial(
+        self, undefined: Sequence[int] = (), in_place: Sequence[int] = ()
+    ) -> list[ir.Value]:
+        """The first values of all arguments; anything for the iter args in `undefined`, registers
+        that are set here and not later for those in `in_place`."""
         words = self._words(self.inits)
-        return [
+        values = [
             self.lowering.op("llvm.mlir.poison", self.block.arguments[1 + number].type)
             if index in undefined
             else (words.get(index) or self.lowering.registers(self.inits[index]))[register]
             for number, (index, register) in enumerate(self.slots)
         ]
+        for sums in in_place:
+            places = [number for number, (index, _) in enumerate(self.slots) if index == sums]
+            for number, value in zip(places, self._kept([values[n] for n in places]), strict=True):
+                values[number] = value
+        return values
+
+    def _kept(self, values: Sequence[ir.Value]) -> list[ir.Value]:
+        """The values as LLVM cannot make them again elsewhere."""
+        letter = "f" if values[0].type == self.lowering.f32 else "r"
+        tied = [str(number) for number in range(len(values))]
+        constraints = ",".join([f"={letter}"] * len(values) + tied)
+        return self.lowering.asm("", constraints, [value.type for value in values], values)
 
     def finish(self, op: ir.Operation, used: Sequence[int], results: Sequence[ir.Value]) -> None:
         """Records those of the loop's results that are used; results: one for each argument."""
@@ -101,6 +118,7 @@ def _for(lowering: Lowering, op: ir.Operation) -> None:
     parameters = list(body.arguments)
     bounds = [lowering.scalar(v) for v in list(op.operands)[:3]]
     sums = _sums_from_zero(lowering, op)
+    zeros = _zeros_in_flight(lowering, op, sums)
     # a region to build the body in: the loop itself needs to know its arguments first
     holder = ir.Operation.create("scf.execute_region", [], [], None, None, 1, op.location)
     block = holder.regions[0].blocks.append(parameters[0].type, arg_locs=[op.location])
@@ -121,7 +139,7 @@ def _for(lowering: Lowering, op: ir.Operation) -> None:
     lowering.builder.loc = op.location
 
     def loop() -> list[ir.Value]:
-        initial = carried_values.initial(sums)
+        initial = carried_values.initial(sums, zeros)
         made = lowering.create(
             "scf.for",
             [v.type for v in initial],
@@ -154,6 +172,21 @@ def _sums_from_zero(lowering: Lowering, op: ir.Operation) -> list[int]:
         if user.name == "mt.warpgroup_dot" and user.block == body:
             zero = lowering.zero(carried(init.type.element_type))
             if all(value == zero for value in lowering.held(init)):
+                found.append(index)
+    return found
+
+
+def _zeros_in_flight(lowering: Lowering, op: ir.Operation, sums: Sequence[int]) -> list[int]:
+    """The other iter args that are zero at first and that products in flight make the next of."""
+    body = op.regions[0].blocks[0]
+    found = []
+    for index, value in enumerate(list(body.operations)[-1].operation.operands):
+        if isinstance(value, ir.BlockArgument) or index in sums:
+            continue
+        init = op.operands[3 + index]
+        if value.owner.name == "mt.warpgroup_dot" and "mt.in_flight" in value.owner.attributes:
+            zero = lowering.zero(carried(init.type.element_type))
+            if all(register == zero for register in lowering.held(init)):
                 found.append(index)
     return found
 

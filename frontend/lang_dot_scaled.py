@@ -73,15 +73,10 @@ def dot_scaled(
     b = _widened("rhs", rhs, right, rhs_k_pack, compute)
     if a.shape[-1] != b.shape[-2]:
         raise ScaledDepth(a.shape[-1], b.shape[-2]).about("rhs")
-    only_rhs = left in _PLAIN and unwrap(lhs_scale) is None
-    only_rhs = only_rhs and (right not in _PLAIN or unwrap(rhs_scale) is not None)
     a = _scaled("lhs", a, lhs_scale, keep_nan)
     b = _scaled("rhs", b, rhs_scale, keep_nan)
     product = block_type(wanted, (*a.shape[:-1], b.shape[-1]))
     total = accumulator_of(unwrap(acc), product)
-    if only_rhs and emitter().target.has("wgmma") and len(product.shape) == 2:
-        # of what is made in registers, wgmma takes the left operand only
-        return _transposed(dot(_transposed(b), _transposed(a), _transposed(total)))
     return dot(a, b, total)
 
 

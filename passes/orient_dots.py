@@ -1,9 +1,10 @@
-"""Turns dots that wgmma can only read with the depth of B contiguous in memory: tf32 and int8.
+"""Turns dots for wgmma, which takes only A from registers: what it cannot read as B becomes A.
 
     before: for (%acc) { %acc = dot %a, %b, %acc }
     after:  for (%t = trans %acc) { %t = dot (trans %b), (trans %a), %t }; trans %t
 
-That is for B stored along N and A along K: then B goes through registers, A is read where it lies.
+That is for a B that is made in the loop, of weights in fewer bits say, beside an A that is loaded;
+and for tf32 and bytes, of which B has to lie along the depth, where only A does.
 Marks (`warpgroup_dots.ORIENTED`) dots that warpgroups can make, also those that were right as they
 are; ADJACENT_ROWS where A is stored along M, so that threads take neighbouring rows of it. A trans
 of a tile with a layout moves nothing.
@@ -54,11 +55,12 @@ WORD_BYTES = 4  # what threads copy at least
 
 @dataclass(frozen=True)
 class _Plan:
-    """What to do with a dot: exchange its operands; read A along its rows."""
+    """What to do with a dot: exchange its operands; read A along its rows; mark it (`ORIENTED`)."""
 
     dot: ir.Operation
     swaps: bool
     adjacent: bool
+    marked: bool = True
 
 
 class _Refused(Exception):
@@ -70,7 +72,7 @@ def run(module: ir.Module, target: Target, options: PassOptions) -> None:
     function = kernel_of(module)
     if not available(function, target, options):
         return
-    dots = [op for op in walk(function) if op.name == "mt.dot" and is_oriented_kind(op)]
+    dots = [op for op in walk(function) if op.name == "mt.dot" and _may_turn(op)]
     if not dots:
         return
     warps = int_attribute(module.operation, "mt.num_warps", 4)
@@ -79,15 +81,23 @@ def run(module: ir.Module, target: Target, options: PassOptions) -> None:
     plans = []
     for dot in dots:
         try:
-            if (found := choice.plan(dot)) is not None:
+            if (found := choice.of(dot)) is not None:
                 plans.append(found)
         except _Refused as reason:
             add_remark(module, dot, f"dot not by wgmma: {reason}")
     for plan in plans:
-        _mark(_swapped(plan.dot) if plan.swaps else plan.dot, plan.adjacent)
+        if not plan.marked:
+            add_remark(module, plan.dot, "dot turned: only its left operand can be in registers")
+        dot = _swapped(plan.dot) if plan.swaps else plan.dot
+        if plan.marked:
+            _mark(dot, plan.adjacent)
     if any(plan.swaps for plan in plans):
         pass_through_dead_arguments(entry)
         upstream(module, options)
+
+
+def _may_turn(dot: ir.Operation) -> bool:
+    return is_oriented_kind(dot) or loop_load(dot.operands[1], dot) is None
 
 
 def _mark(dot: ir.Operation, adjacent: bool) -> None:
@@ -102,8 +112,12 @@ class _Choice:
     def __init__(self, facts: AxisFacts, analysis: AffineAnalysis, warps: int, tma: bool) -> None:
         self._facts, self._analysis, self._warps, self._tma = facts, analysis, warps, tma
 
-    def plan(self, dot: ir.Operation) -> _Plan | None:
-        """None where no form of the dot suits warpgroups. Raises _Refused."""
+    def of(self, dot: ir.Operation) -> _Plan | None:
+        """None for a dot that is right as it is. Raises _Refused."""
+        return self._along_depth(dot) if is_oriented_kind(dot) else self._out_of_registers(dot)
+
+    def _along_depth(self, dot: ir.Operation) -> _Plan | None:
+        """None where no form of the dot suits warpgroups."""
         a, b = (loop_load(value, dot) for value in list(dot.operands)[:2])
         if b is None or not is_pipelined(dot):
             return None
@@ -122,6 +136,23 @@ class _Choice:
             raise _Refused("neither operand is stored along the depth")
         self._require_copy(a)
         return _Plan(dot, True, True)
+
+    def _out_of_registers(self, dot: ir.Operation) -> _Plan | None:
+        """Of types that wgmma reads in any order: None unless only B is made in registers."""
+        a, b, c = dot.operands
+        load = loop_load(a, dot)
+        if len(c.type.shape) != 2 or load is None or not self._is_copied(load):
+            return None
+        rows, columns = c.type.shape
+        fits = tile_fits(columns, rows, self._warps, element_of(c.type).width)
+        if not fits or not is_pipelined(dot) or _carried(dot) is None:
+            return None
+        return _Plan(dot, True, False, False) if _is_made_of_loads(b, dot.block) else None
+
+    def _is_copied(self, load: ir.Operation) -> bool:
+        """Whether enough bytes lie together for copies ahead of the loop's products."""
+        element = element_of(load.results[0].type)
+        return max(self._facts.access_limits(load)) * element.width // 8 >= WORD_BYTES
 
     def _is_deep(self, load: ir.Operation, operand: Value, k: int) -> bool:
         """Whether the operand that comes from `load` is stored along its dimension `k`."""
@@ -151,6 +182,22 @@ class _Choice:
             plan_map(load, self._order(load), element.width // 8, self._analysis, self._facts)
         except NotAffine as reason:
             raise _Refused(f"threads would copy fp32 without rounding it: {reason}") from None
+
+
+def _is_made_of_loads(value: Value, block: ir.Block) -> bool:
+    """Whether a tile is made in `block` of what is loaded there, each element by itself."""
+    pending, seen, found = [value], set(), False
+    while pending:
+        maker = defining_op(pending.pop())
+        if maker is None or maker.block != block or maker in seen:
+            continue
+        seen.add(maker)
+        if maker.name != "mt.load":
+            if maker.name == "mt.dot" or len(maker.regions):
+                return False
+            pending += maker.operands
+        found = found or maker.name == "mt.load"
+    return found
 
 
 def _swapped(dot: ir.Operation) -> ir.Operation:

@@ -1,5 +1,6 @@
-"""Dots that wgmma reads along the depth only: which are turned, which are marked, which stay."""
+"""Dots whose B wgmma could not read: which are turned, which are marked, which stay."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -21,6 +22,7 @@ def product(
     m, n, k = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BK)
     whole: tl.constexpr = tl.int32 if a.dtype.element_ty.is_int() else tl.float32
     acc = tl.zeros((BM, BN), dtype=whole)
+    before = tl.load(b + k[:, None] * BN + n[None, :])
     for start in range(0, K, BK):
         if ORDERS == "km, kn" or ORDERS == "km, nk":
             x = tl.load(a + (start + k)[:, None] * BM + m[None, :]).T
@@ -36,6 +38,17 @@ def product(
             acc += tl.dot(x, y, input_precision=PRECISION) * 2
         elif FORM == "computed left":
             acc = tl.dot(x + x, y, acc, input_precision=PRECISION)
+        elif FORM == "computed right":
+            acc = tl.dot(x, y + y, acc, input_precision=PRECISION)
+        elif FORM == "computed both":
+            acc = tl.dot(x + x, y + y, acc, input_precision=PRECISION)
+        elif FORM == "constant right":
+            acc = tl.dot(x, tl.full((BK, BN), 1, a.dtype.element_ty), acc)
+        elif FORM == "product right":
+            z = tl.dot(y, tl.trans(y)).to(a.dtype.element_ty)
+            acc = tl.dot(x, z, acc, input_precision=PRECISION)
+        elif FORM == "made before":
+            acc = tl.dot(x, before + before, acc, input_precision=PRECISION)
         else:
             acc = tl.dot(x, y, acc, input_precision=PRECISION) + tl.sum(x.to(whole), 1)[:, None]
     tl.store(c + m[:, None] * BN + n[None, :], acc)
@@ -43,9 +56,10 @@ def product(
 
 def made(kernel, orders, dtype="fp32", form="sum", precision="tf32", blocks=None, **options):
     bm, bn, bk = blocks or (128, 64, 32 if dtype == "fp32" else 64)
+    whole = "*int32" if "int" in dtype else "*fp32"
     given = {"num_stages": 3, "target": "sm_90a", "num_warps": 4} | options
     return kernel(
-        product, a=f"*{dtype}", b=f"*{dtype}", c="*fp32" if dtype == "fp32" else "*int32",
+        product, a=f"*{dtype}", b=f"*{dtype}", c=whole,
         K="i32:16", ORDERS=orders, FORM=form, PRECISION=precision, BM=bm, BN=bn, BK=bk, **given,
     )  # fmt: skip
 
@@ -133,6 +147,48 @@ def test_what_stays(kernel, options, arguments, remark):
     assert dot_of(module) == ((bm, bn), False, False)
     assert (remark is None) == (not remarks_of(module))
     assert remark is None or remark in remarks_of(module)[0]
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("orders", ORDERS)
+def test_a_right_operand_in_registers_becomes_the_left(kernel, orders, dtype):
+    kern = made(kernel, orders, dtype, "computed right")
+    module = kern.compile(upto="orient_dots")
+    assert dot_of(module) == ((64, 128), False, False)
+    assert any("only its left operand can be in registers" in text for text in remarks_of(module))
+    (dot,) = ops_named(kern.compile(), "mt.warpgroup_dot")
+    assert tuple(dot.results[0].type.shape) == (64, 128)
+
+
+@pytest.mark.parametrize(
+    ("form", "options"),
+    [
+        ("computed left", {}),
+        ("computed both", {}),
+        ("constant right", {}),
+        ("made before", {}),  # all of it before the loop: no copies are ahead of it
+        ("product right", {"blocks": (64, 64, 64)}),
+        ("scaled", {}),
+        ("computed right", {"blocks": (128, 32, 64)}),
+        ("computed right", {"num_stages": 1}),
+        ("computed right", {"num_warps": 2}),
+        ("computed right", {"target": "sm_80"}),
+    ],
+)
+def test_operands_that_are_right_as_they_are(kernel, form, options):
+    module = made(kernel, "mk, kn", "bf16", form, **options).compile(upto="orient_dots")
+    bm, bn, _ = options.get("blocks", (128, 64, 64))
+    shapes = {tuple(dot.results[0].type.shape) for dot in ops_named(module, "mt.dot")}
+    assert shapes == {(bm, bn)} and not remarks_of(module)
+
+
+@pytest.mark.parametrize("orders", ORDERS)
+@pytest.mark.parametrize("k", [0, 192])
+def test_sums_of_a_turned_dot(kernel, orders, k):
+    rng = np.random.default_rng(k)
+    a, b = (rng.integers(0, 9, 64 * 192).astype(ml_dtypes.bfloat16) for _ in range(2))
+    c = np.zeros((64, 64), np.float32)
+    made(kernel, orders, "bf16", "computed right", blocks=(64, 64, 64)).check([a, b, c], [k])
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "int8"])
