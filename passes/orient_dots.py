@@ -51,6 +51,7 @@ from minitriton.passes.warpgroup_dots import (
 )
 
 WORD_BYTES = 4  # what threads copy at least
+LEAST_TURNED = 64  # rows of a dot whose B is in registers: at 16, mma.sync is as fast on an H200
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,9 @@ class _Choice:
         if len(c.type.shape) != 2 or load is None or not self._is_copied(load):
             return None
         rows, columns = c.type.shape
-        fits = tile_fits(columns, rows, self._warps, element_of(c.type).width)
+        fits = rows >= LEAST_TURNED and tile_fits(
+            columns, rows, self._warps, element_of(c.type).width
+        )
         if not fits or not is_pipelined(dot) or _carried(dot) is None:
             return None
         return _Plan(dot, True, False, False) if _is_made_of_loads(b, dot.block) else None

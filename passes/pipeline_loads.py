@@ -55,7 +55,8 @@ from minitriton.passes.warpgroup_dots import available, fits, operand_slots
 
 MIN_COPY_BYTES = 4  # cp.async moves 4, 8 or 16 bytes
 TURNED_BITS = 16  # of elements that ldmatrix transposes
-_UNPACKING = frozenset(("mt.join", "mt.reshape", "mt.trans", "mt.convert_layout"))
+_REPEATS = frozenset(("mt.join", "mt.broadcast"))
+_UNPACKING = _REPEATS | {"mt.expand_dims", "mt.reshape", "mt.trans", "mt.convert_layout"}
 
 
 def run(module: ir.Module, target: Target, options: PassOptions) -> None:
@@ -346,7 +347,7 @@ def _is_unpacked(load: ir.Operation) -> bool:
                 if joined and use.operand_number < 2:
                     return True
             elif keeps_elements(user.name) or user.name in _UNPACKING:
-                after = joined or user.name == "mt.join"
+                after = joined or user.name in _REPEATS
                 following = [(result, after) for result in user.results]
                 pending += [item for item in following if item not in seen]
                 seen.update(following)
