@@ -2,7 +2,8 @@
 
 fp8 is held in i8. From sm_89 on fp8 goes through the cvt instructions (via f16x2), below through
 integer arithmetic. Casts to fp8 round to nearest even and saturate; f64 and bf16 reach fp8, and
-integers reach bf16 and f16, without double rounding.
+integers reach bf16 and f16, without double rounding. Of integers that lie close together (weights
+of a few bits) the bits of a float are put together: 2^m + n, from which 2^m is subtracted.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from minitriton.codegen.fp8_upcast import fp8_to_f16
 from minitriton.codegen.tile import Tile, carried
 from minitriton.ir.dialect import element_of
 from minitriton.ir.encoding import layout_of
+from minitriton.ir.int_range import Range, range_of, unsigned
 from minitriton.ir.mlir import ir
 
 if TYPE_CHECKING:
@@ -74,6 +76,8 @@ def _bf16_toward_zero(lowering: Lowering, value: ir.Value) -> ir.Value:
     return lowering.bitcast(result, lowering.bf16)
 
 
+EXACT_F32 = 1 << 24  # up to here every integer is an f32
+_MANTISSA = {"bf16": 7, "f16": 10}  # bits of it in memory
 _LETTERS = {"f32": "f", "f64": "d", "i16": "h", "i32": "r", "i64": "l"}
 
 
@@ -105,34 +109,77 @@ def _int_to_float(signed: bool) -> Callable[[Lowering, ir.Operation], None]:
 
     def lower(lowering: Lowering, op: ir.Operation) -> None:
         type_ = carried(element_of(op.results[0].type))
+        width = element_of(op.operands[0].type).width
+        found = range_of(op.operands[0])
+        found = found if signed else unsigned(found, width)
+        if _fits_in_bits(lowering, type_, found) and len(lowering.registers(op.operands[0])) > 1:
+            _from_bits(lowering, op, type_, found[0], signed=signed)
+            return
+        is_exact = max(map(abs, found)) <= EXACT_F32
 
         def scalar(values: Sequence[ir.Value]) -> ir.Value:
             (value,) = values
-            width = value.type.width
             if type_.width > 16 or (width <= 16 and type_ == lowering.f16):
                 return lowering.op(name, type_, (value,))
-            # through f64, which holds 32-bit integers exactly; 64-bit ones are made odd first
-            if width > 32:
-                return narrow(lowering, _wide_to_f64_odd(lowering, value, signed), type_, rtz=False)
-            middle = lowering.f32 if width <= 16 else lowering.f64
-            exact = lowering.op(name, middle, (value,))
-            return narrow(lowering, exact, type_, rtz=False)
+            if is_exact:
+                middle = lowering.op(name, lowering.f32, (value,))
+            else:
+                middle = _to_float_odd(lowering, value, signed)
+            return narrow(lowering, middle, type_, rtz=False)
 
         map_registers(lowering, op, scalar)
 
     return lower
 
 
-def _wide_to_f64_odd(lowering: Lowering, value: ir.Value, signed: bool) -> ir.Value:
-    """i64 -> f64 toward zero, last bit set if inexact (see `to_f32_odd`)."""
-    kind = "s64" if signed else "u64"
-    truncated = _cvt(lowering, f"cvt.rz.f64.{kind}", value, lowering.f64)
-    # 64-bit integers differ from their truncation only in their low 11 bits
+def _fits_in_bits(lowering: Lowering, type_: ir.Type, found: Range) -> bool:
+    """Whether integers in this range differ in their last bits only from 2^m, the least but for
+    them; and whether what lies between 2^m and the least of them is exact, too."""
+    if type_.width != 16 or (type_ == lowering.bf16 and not lowering.target.has("bf16_add")):
+        return False
+    least, greatest = found
+    base = 1 << _MANTISSA[str(type_)]
+    return greatest - least < base and abs(base - least) <= 2 * base
+
+
+def _from_bits(
+    lowering: Lowering, op: ir.Operation, type_: ir.Type, least: int, *, signed: bool
+) -> None:
+    """Integers from `least` on as 2^m + (n - least) in pairs, less 2^m - least."""
+    mantissa = _MANTISSA[str(type_)]
+    base = 1 << mantissa
+    exponent = (15 if type_ == lowering.f16 else 127) + mantissa
+    bits = exponent << mantissa
+    vector = ir.VectorType.get([2], type_)
+    splat = lowering.constant(type_, float(base - least))
+    offset = lowering.pack([splat, splat])
+    halves = []
+    for value in lowering.registers(op.operands[0]):
+        if value.type.width < 32:
+            extend = "arith.extsi" if signed else "arith.extui"
+            value = lowering.op(extend, lowering.i32, (value,))
+        elif value.type.width > 32:
+            value = lowering.op("arith.trunci", lowering.i32, (value,))
+        halves.append(lowering.add(value, -least) if least else value)
+    results: list[ir.Value] = []
+    for low, high in zip(halves[::2], halves[1::2], strict=True):
+        word = lowering.or_(lowering.or_(low, lowering.shl(high, 16)), bits << 16 | bits)
+        pair = lowering.bitcast(word, vector)
+        results += lowering.unpack(lowering.op("arith.subf", vector, (pair, offset)))
+    lowering.set_registers(op.results[0], results)
+
+
+def _to_float_odd(lowering: Lowering, value: ir.Value, signed: bool) -> ir.Value:
+    """i32 -> f32, i64 -> f64, toward zero, last bit set if inexact (see `to_f32_odd`)."""
+    width = value.type.width
+    type_ = {32: lowering.f32, 64: lowering.f64}[width]
+    kind = f"{'s' if signed else 'u'}{width}"
+    truncated = _cvt(lowering, f"cvt.rz.f{width}.{kind}", value, type_)
+    # integers differ from their truncation only in their low bits
     name = "arith.fptosi" if signed else "arith.fptoui"
-    back = lowering.op(name, lowering.i64, (truncated,))
-    sticky = lowering.op("arith.extui", lowering.i64, (lowering.compare("ne", back, value),))
-    bits = lowering.bitcast(truncated, lowering.i64)
-    return lowering.bitcast(lowering.or_(bits, sticky), lowering.f64)
+    back = lowering.op(name, value.type, (truncated,))
+    sticky = lowering.op("arith.extui", value.type, (lowering.compare("ne", back, value),))
+    return lowering.bitcast(lowering.or_(lowering.bitcast(truncated, value.type), sticky), type_)
 
 
 def _float_to_int(signed: bool) -> Callable[[Lowering, ir.Operation], None]:

@@ -10,8 +10,9 @@ ROW_SPLIT_WARPS = 12  # of kernels whose rows three warpgroups share: passes/spl
 _AMPERE = frozenset({"mma_sync", "ldmatrix", "cp_async", "bf16", "tf32", "redux"})
 _ADA = _AMPERE | {"fp8_cvt", "fp8_mma"}
 _HOPPER = _ADA | {"wgmma", "tma", "mbarrier", "cluster", "setmaxnreg", "stmatrix", "atom_bf16",
-                  "pdl"}  # fmt: skip
-_BLACKWELL = _ADA | {"tma", "mbarrier", "cluster", "stmatrix", "atom_bf16", "pdl", "f32x2"}
+                  "bf16_add", "pdl"}  # fmt: skip
+_BLACKWELL = _ADA | {"tma", "mbarrier", "cluster", "stmatrix", "atom_bf16", "bf16_add", "pdl",
+                     "f32x2"}  # fmt: skip
 
 
 @dataclass(frozen=True)

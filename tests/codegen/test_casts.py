@@ -6,8 +6,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tests.codegen.elementwise_kernel import apply
-from tests.codegen.tile_kernel import ALL_TARGETS, check_assembles
+from minitriton.ir.context import use
+from minitriton.ir.dialect import with_element
+from minitriton.ir.layouts import blocked
+from minitriton.ir.mlir import ir
+from tests.codegen.elementwise_kernel import WARPS, apply
+from tests.codegen.tile_kernel import ALL_TARGETS, TileKernel, check_assembles, run
 
 FLOATS = {
     "f16": np.float16, "bf16": ml_dtypes.bfloat16, "f32": np.float32, "f64": np.float64,
@@ -124,6 +128,43 @@ def test_int_to_float(source, signed, result):
             if np.isfinite(other.astype(np.float64)[0]) and number != 0:
                 other_error = abs(int(other.astype(np.float64)[0]) - value)
                 assert abs(int(number) - value) <= other_error + 1, (value, number)
+
+
+NARROW = {  # (mask, what is taken away)
+    "four bits": (15, 8), "seven": (127, 0), "seven, signed": (127, 64), "eight": (255, 0),
+    "far away": (127, -200), "ten": (1023, 512), "farther": (1023, -2000), "twenty": (2**20 - 1, 9),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("result", ["f16", "bf16"])
+@pytest.mark.parametrize("signed", [True, False])
+@pytest.mark.parametrize("source", ["i16", "i32", "i64"])
+@pytest.mark.parametrize("case", NARROW)
+def test_integers_known_to_be_small(source, signed, result, case, target):
+    """All numbers of a range, or some of many, to nearest even; i16 wraps around."""
+    mask, less = NARROW[case]
+    with use():
+        kernel = TileKernel([source, result], WARPS, target)
+        build = kernel.builder
+        given = kernel.load(0, blocked((SIZE,), (2,), (32,), (WARPS,), (0,)))
+        low, taken = (build.constant(given.type, number) for number in (mask, less))
+        small = build.op("arith.andi", given.type, (given, low))
+        small = build.op("arith.subi", given.type, (small, taken))
+        type_ = with_element(given.type, ir.Type.parse(result))
+        kernel.store(1, build.op(f"arith.{'s' if signed else 'u'}itofp", type_, (small,)))
+        ptx = kernel.ptx()
+    dtype = INTS[source]
+    values = np.arange(SIZE).astype(dtype)
+    values[values > mask] = np.random.default_rng(1).integers(0, 2**15, (values > mask).sum())
+    out = np.zeros(SIZE * 2, np.uint8)
+    run(ptx, [values, out], WARPS)
+    number = (values & dtype(mask & int(np.iinfo(dtype).max))) - dtype(less)
+    number = number if signed else number.view(np.dtype(dtype).str.replace("i", "u"))
+    with np.errstate(over="ignore"):
+        expected = number.astype(np.float64).astype(FLOATS[result])
+    np.testing.assert_array_equal(out.view(FLOATS[result]), expected)
+    assert "f64" not in ptx or source == "i64"
 
 
 @pytest.mark.parametrize("source", ["f16", "bf16", "f32", "f64"])
