@@ -1,4 +1,4 @@
-"""Which scalar integers of tile IR are known not to be negative; arithmetic is taken as exact."""
+"""Which integers of tile IR are known not to be negative; arithmetic is taken as exact."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ DEEPEST = 12  # operations that a proof looks through
 # Operations that are not negative where so many of their first operands are not.
 _OPERANDS = {
     "mt.program_id": 0, "mt.num_programs": 0, "mt.cta_id": 0, "mt.cta_count": 0, "mt.hint": 1,
-    "mt.group_id": 0, "mt.group_count": 0,
+    "mt.group_id": 0, "mt.group_count": 0, "mt.splat": 1, "mt.expand_dims": 1, "mt.broadcast": 1,
     "arith.extui": 0, "arith.extsi": 1,
     "arith.addi": 2, "arith.muli": 2, "arith.minsi": 2, "arith.divui": 0, "arith.divsi": 2,
     "arith.remsi": 1, "arith.remui": 1,
@@ -46,7 +46,9 @@ def is_non_negative(
         return True
     op = value.owner.operation
     if op.name == "arith.constant":
-        return bool(ir.IntegerAttr(op.attributes["value"]).value >= 0)
+        return _is_at_least(value, 0)
+    if op.name == "mt.make_range":
+        return bool(ir.IntegerAttr(op.attributes["start"]).value >= 0)
     if op.name == "arith.maxsi":
         return any(holds(operand, None) for operand in op.operands)
     count = _OPERANDS.get(op.name)
@@ -84,4 +86,12 @@ def _is_at_least(value: ir.Value, least: int) -> bool:
     if isinstance(value, ir.BlockArgument):
         return False
     op = value.owner.operation
-    return op.name == "arith.constant" and ir.IntegerAttr(op.attributes["value"]).value >= least
+    if op.name != "arith.constant":
+        return False
+    attribute = op.attributes["value"]
+    if isinstance(value.type, ir.RankedTensorType):
+        dense = ir.DenseElementsAttr(attribute)
+        if not dense.is_splat:
+            return False
+        attribute = dense.get_splat_value()
+    return bool(ir.IntegerAttr(attribute).value >= least)
