@@ -91,21 +91,22 @@ def _shape(op: ir.Operation) -> tuple[int, ...]:
 
 
 def _equal_runs(load: ir.Operation, facts: AxisFacts) -> Runs:
-    """How many neighbours have one address and one mask; ones where that is not proved."""
+    """How many neighbours have one address, mask and value elsewhere; ones where that is open."""
     shape = _shape(load)
     runs = shape
-    pointer, *further = load.operands
-    for value in (pointer, *further[:1]):
-        if is_tile(value):
-            found = facts.of(value).constancy if _divides_safely(value) else (1,) * len(shape)
+    for value in load.operands:
+        if is_tile(value) and splat_constant(defining_op(value)) is None:
+            found = (
+                facts.of(value).constancy if _divides_safely(value, facts) else (1,) * len(shape)
+            )
             runs = tuple(map(min, runs, found))
     is_simple = all(n & (n - 1) == 0 for n in shape) and "volatile" not in load.attributes
     return runs if is_simple else (1,) * len(shape)
 
 
-def _divides_safely(value: Value) -> bool:
-    """Whether no dividend that the value is made of can be negative: quotients of such ones have
-    longer runs around zero than the analysis says."""
+def _divides_safely(value: Value, facts: AxisFacts) -> bool:
+    """Whether no division that makes equal neighbours, on the way to `value`, may have a negative
+    dividend: quotients of such ones have longer runs around zero than the analysis says."""
     pending, seen = [value], {value}
     while pending:
         current = pending.pop()
@@ -113,13 +114,19 @@ def _divides_safely(value: Value) -> bool:
             operands = _carried(current) or []
         else:
             op = current.owner.operation
-            if op.name in _SIGNED_DIVISIONS and not is_non_negative(op.operands[0]):
+            makes_runs = op.name in _SIGNED_DIVISIONS and _makes_runs(op, facts)
+            if makes_runs and not is_non_negative(op.operands[0]):
                 return False
             operands = [] if len(op.regions) else list(op.operands)
         following = [v for v in operands if is_tile(v) and v not in seen]
         pending += following
         seen.update(following)
     return True
+
+
+def _makes_runs(division: ir.Operation, facts: AxisFacts) -> bool:
+    before, after = (facts.of(v).constancy for v in (division.operands[0], division.results[0]))
+    return any(a > b for a, b in zip(after, before, strict=True))
 
 
 def _carried(argument: ir.BlockArgument) -> list[Value] | None:

@@ -31,6 +31,13 @@ def product(
         elif FORM == "masked apart":
             wanted = (first + k)[:, None] < K - 1
             y = tl.load(w + (first + k)[:, None] // PACK * BN + n[None, :], mask=wanted, other=3)
+        elif FORM == "wrapped":
+            at = (start * BN + n) % (BN + start)
+            y = tl.load(w + (first + k)[:, None] // PACK * BN + at[None, :])
+        elif FORM == "others differ":
+            wanted = ((first + k)[:, None] // PACK < K // PACK - 1) & (n[None, :] < BN - 1)
+            others = k[:, None] + n[None, :]
+            y = tl.load(w + (first + k)[:, None] // PACK * BN + n[None, :], wanted, others)
         elif FORM == "perhaps negative":
             at = (first + k + start) // PACK
             y = tl.load(w + at[:, None] * BN + n[None, :])
@@ -68,7 +75,8 @@ def loads(module):
         ("plain", 8, (8, 64)), ("plain", 2, (32, 64)), ("plain", 64, (1, 64)),
         ("plain", 128, (1, 64)),
         ("carried", 8, (8, 64)), ("carried", 4, (16, 64)), ("turned", 8, (64, 8)),
-        ("masked alike", 8, (8, 64)), ("rows", 4, (16, 1)), ("rows", 64, (1, 1)),
+        ("masked alike", 8, (8, 64)), ("wrapped", 8, (8, 64)), ("rows", 4, (16, 1)),
+        ("rows", 64, (1, 1)),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
@@ -83,6 +91,7 @@ def test_what_is_loaded(kernel, form, pack, shape, target):
     ("form", "options"),
     [
         ("masked apart", {}),
+        ("others differ", {}),
         ("perhaps negative", {}),
         ("reduced", {}),
         ("as it comes", {"word": "bf16"}),
@@ -102,7 +111,8 @@ def test_what_stays(kernel, form, options):
 @pytest.mark.parametrize(
     ("form", "pack"),
     [("plain", 8), ("plain", 64), ("plain", 128), ("carried", 8), ("masked alike", 4),
-     ("masked apart", 4), ("perhaps negative", 8), ("rows", 8)],
+     ("wrapped", 8), ("masked apart", 4), ("others differ", 4), ("perhaps negative", 8),
+     ("rows", 8)],
 )  # fmt: skip
 def test_the_meaning_stays(kernel, form, pack, k):
     rng = np.random.default_rng(k)
