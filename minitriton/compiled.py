@@ -19,6 +19,7 @@ from minitriton.runtime.module import Function
 
 WARP = 32
 SERIALIZED = "wgmma.mma_async instructions are serialized"  # in ptxas' remarks
+BESIDE_CALLS = "(C7509)"  # that remark where the reason is a call
 _LATE_STAGES = frozenset({"lower", "ptx"})
 _MOST_LOADED = 256  # kernels in the emulator at a time: a large one takes 5 MB
 
@@ -112,6 +113,11 @@ class CompiledKernel:
         """Whether a producer warp left the others too few registers: ptxas waits for each wgmma."""
         warnings = self.metadata.get("warnings", ())
         return "producer_warps" in self.metadata and any(SERIALIZED in text for text in warnings)
+
+    @property
+    def waits_for_calls(self) -> bool:
+        """Whether ptxas waits for each wgmma because something else is a call."""
+        return any(BESIDE_CALLS in text for text in self.metadata.get("warnings", ()))
 
     @property
     def shape(self) -> LaunchShape:

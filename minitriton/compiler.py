@@ -248,7 +248,8 @@ def compile_kernel(
         except SharedMemoryExceeded:  # the slots of a producer warp live as long as the kernel
             if not (standard and settings.specialize and optional):
                 raise
-            return _unspecialized(source, spec, target, settings, cubin, store, key)
+            plain = dataclasses.replace(settings, specialize=False)
+            return _instead(source, spec, target, plain, cubin, store, key)
         compiled = CompiledKernel(source, spec, target, ptx, metadata, None)
     compiled.attach(
         settings=settings,
@@ -257,8 +258,9 @@ def compile_kernel(
     )
     if cubin:
         compiled.assemble()
-        if standard and compiled.serialized and settings.specialize and optional:
-            compiled = _unspecialized(source, spec, target, settings, cubin, store, key)
+        simpler = _simpler(compiled, settings) if standard and optional else None
+        if simpler is not None:
+            compiled = _instead(source, spec, target, simpler, cubin, store, key)
     elif not compiled.from_cache:
         store.put(key, compiled.entry())
     if dump is not None:
@@ -266,13 +268,21 @@ def compile_kernel(
     return compiled
 
 
-def _unspecialized(
+def _simpler(compiled: CompiledKernel, settings: options.Options) -> options.Options | None:
+    """Settings for a kernel in which ptxas waits for each wgmma: they are no use then."""
+    if compiled.serialized and settings.specialize:
+        return dataclasses.replace(settings, specialize=False)
+    if compiled.waits_for_calls and settings.wgmma:
+        return dataclasses.replace(settings, wgmma=False)
+    return None
+
+
+def _instead(
     source: Source, spec: Specialization, target: Target, settings: options.Options, cubin: bool,
     store: cache.DiskCache, key: str,
 ) -> CompiledKernel:  # fmt: skip
-    """The kernel without a producer warp, also published where the one with it would be."""
-    plain = dataclasses.replace(settings, specialize=False)
-    compiled = compile_kernel(source, spec, target, cubin=cubin, settings=plain)
+    """The kernel with other settings, also published where what was asked for would be."""
+    compiled = compile_kernel(source, spec, target, cubin=cubin, settings=settings)
     store.put(key, compiled.entry())
     return compiled
 

@@ -22,7 +22,7 @@ from minitriton.ir.linear_layout import LinearLayout
 from minitriton.ir.matrix_descriptor import MatrixDescriptor, matrix_descriptor, operand_span
 from minitriton.ir.mlir import ir
 from minitriton.ir.target import Target
-from minitriton.passes.op_classes import DIVISIONS, MOVES, WRITES_IN_LOOP, is_tile
+from minitriton.passes.op_classes import DIVISIONS, LOOPS, MOVES, WRITES_IN_LOOP, is_tile
 from minitriton.passes.shared_usage import buffer_of
 from minitriton.passes.tile_pass import PassOptions
 from minitriton.passes.traversal import (
@@ -47,7 +47,10 @@ MAX_ACCUMULATORS = 192  # registers per thread; with a third more everything els
 
 
 def available(function: ir.Operation, target: Target, options: PassOptions) -> bool:
-    """Whether the kernel may use wgmma: not next to calls, for which ptxas serialises it."""
+    """Whether the kernel may use wgmma: not next to calls, for which ptxas serialises it.
+
+    It does so for want of registers, which in loops are taken; what is called before them may stay.
+    """
     if not (options.wgmma and options.pipeline_loads and target.has("wgmma")):
         return False
     return not any(_is_call(op) for op in walk(function))
@@ -62,12 +65,21 @@ def _is_call(op: ir.Operation) -> bool:
     if not len(op.results):
         return False
     element = element_of(op.results[0].type)
-    if op.name in DIVISIONS and element.width == 64:
+    if op.name in DIVISIONS and element.width == 64 and _is_beside_dots(op):
         divisor = op.operands[1]
         constant = splat_constant(defining_op(divisor)) if is_tile(divisor) else None
         return constant is None and integer_constant(divisor) is None
     if isinstance(element, ir.F64Type):
         return op.name.startswith("math.") or op.name == "arith.divf"
+    return False
+
+
+def _is_beside_dots(op: ir.Operation) -> bool:
+    """Whether a loop around `op` multiplies matrices."""
+    while op.parent is not None and op.parent.operation.name != "func.func":
+        op = op.parent.operation
+        if op.name in LOOPS and any(inner.name == "mt.dot" for inner in walk(op)):
+            return True
     return False
 
 

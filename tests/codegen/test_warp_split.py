@@ -157,6 +157,14 @@ def test_serialised_products_are_compiled_without_a_producer(monkeypatch):
         assert "setmaxnreg" not in compiled.ptx and compiled.num_warps == 8
 
 
+def test_products_that_wait_for_calls_are_compiled_without_wgmma(monkeypatch):
+    monkeypatch.setattr(
+        CompiledKernel, "waits_for_calls", property(lambda k: "wgmma.mma_async" in k.ptx)
+    )
+    for compiled in (two_products(448), two_products(448)):
+        assert "mma.sync" in compiled.ptx and "wgmma" not in compiled.ptx
+
+
 def test_slots_that_do_not_fit_after_all(monkeypatch):
     """Where allocation finds too little memory the kernel is compiled without a producer."""
     monkeypatch.setenv("MINITRITON_CACHE", "0")

@@ -223,13 +223,14 @@ def scores_in_two_parts(q, k, o, BM: tl.constexpr, BN: tl.constexpr, D: tl.const
 
 
 def matmul_with_a_call(a, b, c, K, offset, CALL: tl.constexpr, B: tl.constexpr):
-    """What happens outside the loop may end in a function call of the assembler's."""
+    """What happens beside the products may end in a function call of the assembler's."""
     r, k = tl.arange(0, B), tl.arange(0, 32)
     first = offset % K.to(tl.int64) if CALL == 1 else offset % 48
     acc = tl.zeros((B, B), tl.float32)
     for start in range(0, K, 32):
         x = tl.load(a + r[:, None] * 1024 + (start + k)[None, :])
-        acc = tl.dot(x, tl.load(b + (start + k)[:, None] * 1024 + r[None, :]), acc)
+        row = (start + k).to(tl.int64) % K.to(tl.int64) if CALL == 5 else start + k
+        acc = tl.dot(x, tl.load(b + row[:, None] * 1024 + r[None, :]), acc)
     if CALL == 2:
         acc = tl.sqrt_rn(acc)
     if CALL == 3:
