@@ -10,6 +10,10 @@ from minitriton.kernels.attention import (
     attention_reference,
 )
 from minitriton.kernels.checks import KernelArgumentError
+from tests.kernels.test_warp_split import once
+
+# these kernels take long in the emulator: once, with copies that land at random
+pytestmark = [once, pytest.mark.usefixtures("at_random")]
 
 # relative rms: output, gradients of q, k and v; absolute: lse
 BOUNDS = {

@@ -4,6 +4,10 @@ import pytest
 import torch
 
 from minitriton.kernels.kda import chunk_kda, chunk_kda_reference
+from tests.kernels.test_warp_split import once
+
+# these kernels take long in the emulator: once, with copies that land at random
+pytestmark = [once, pytest.mark.usefixtures("at_random")]
 
 # relative rms: q, k, v and the initial state; gate, beta and the gate's parameters
 BOUNDS = {

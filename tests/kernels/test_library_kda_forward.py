@@ -9,6 +9,10 @@ from minitriton.kernels import kda_forward
 from minitriton.kernels.checks import KernelArgumentError
 from minitriton.kernels.kda import chunk_kda, chunk_kda_reference
 from minitriton.kernels.kda_chunks import chunks_of
+from tests.kernels.test_warp_split import once
+
+# these kernels take long in the emulator: once, with copies that land at random
+pytestmark = [once, pytest.mark.usefixtures("at_random")]
 
 BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 5e-3, torch.float16: 5e-3}
 K3 = {"gate": "sigmoid", "qk_l2norm": True, "beta_sigmoid": True}

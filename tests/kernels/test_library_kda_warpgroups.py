@@ -8,8 +8,9 @@ from minitriton.kernels import kda_backward_scan, kda_forward
 from minitriton.kernels.kda import chunk_kda
 from tests.kernels import test_library_kda_backward as backward
 from tests.kernels.test_library_kda_forward import K3, check, inputs, states
+from tests.kernels.test_warp_split import once
 
-pytestmark = pytest.mark.usefixtures("hopper")
+pytestmark = [once, pytest.mark.usefixtures("hopper", "at_random")]
 ENDS = torch.tensor([0, 70, 75, 75, 150])
 
 
@@ -29,7 +30,6 @@ def wide(request, monkeypatch):
     return request.param
 
 
-@pytest.mark.parametrize("device", ["cpu-late"], indirect=True)
 def test_a_producer_warp_copies_all_tiles(device, monkeypatch, scans):
     monkeypatch.setattr(kda_forward, "PROGRAMS", 0)
     tensors, parameters = inputs((1, 130, 1, 128, 128), torch.bfloat16, device)
@@ -78,7 +78,6 @@ def test_views_are_read_in_place(device, wide):
     assert torch.equal(chunk_kda(*tensors, **options)[0], expected)
 
 
-@pytest.mark.parametrize("device", ["cpu-late"], indirect=True)
 def test_a_producer_warp_copies_all_tiles_of_the_reverse_scan(device, monkeypatch, scans):
     monkeypatch.setattr(kda_forward, "PROGRAMS", 0)
     backward.check(backward.inputs((1, 130, 1, 128, 128), torch.bfloat16, device, K3), K3)
