@@ -33,6 +33,7 @@ VOCABULARIES = ((8192, 50304), (4096, 128256))
 PRODUCTS = ((8192, 8192, 8192), (4096, 4096, 4096), (8192, 8192, 1024))
 K3_EXPERTS = {"experts": 112, "latent": 3584, "width": 3072}  # an eighth of them
 SKINNY = ((16, 8192, 8192), (128, 8192, 8192), (8192, 128, 8192))
+QUANTISED = ((16, 8192, 8192), (64, 8192, 8192), (4096, 8192, 8192))
 
 
 def _sizes(
@@ -51,6 +52,14 @@ def _products(family: str, shapes: Iterable[tuple[int, int, int]], orders: str =
         Spec(family, f"{family} {m}x{n}x{k} B[{','.join(order.upper())}]", "products", "matmul",
              {"m": m, "n": n, "k": k, "b_nk": order == "nk", **more})
         for m, n, k in shapes for order in orders.split()
+    ]  # fmt: skip
+
+
+def _quantised(bits: int) -> list[Spec]:
+    family, function = f"matmul_w{bits}a16", f"w{bits}a16"
+    return [
+        Spec(family, f"{family} {m}x{n}x{k}", "quantised", function, {"m": m, "n": n, "k": k})
+        for m, n, k in QUANTISED
     ]  # fmt: skip
 
 
@@ -173,6 +182,8 @@ def _full() -> list[Spec]:
         *_products("matmul_fp16", PRODUCTS[:2], dtype="fp16"),
         *_products("matmul_tf32", PRODUCTS[:2], dtype="tf32"),
         *_products("matmul_fp8", PRODUCTS, "nk", dtype="fp8"),
+        *_quantised(8),
+        *_quantised(4),
         Spec("matmul_batched", "matmul_batched 64x1024x1024x1024", "products", "batched",
              {"batch": 64, "m": 1024, "n": 1024, "k": 1024}),
         Spec("matmul_batched", "matmul_batched 256x512x512x64", "products", "batched",
@@ -217,6 +228,7 @@ def _dry() -> list[Spec]:
     own: dict[str, dict[str, Any]] = {
         "add": {"n": 1000}, "matmul_batched": {"batch": 2, "m": 40, "n": 48, "k": 32},
         "matmul_grouped": {"groups": 2, "rows": 40, "n": 32, "k": 32}, "attention": small,
+        "matmul_w8a16": {"m": 20, "n": 32, "k": 128}, "matmul_w4a16": {"m": 20, "n": 32, "k": 128},
         "kda": {"batch": 1, "tokens": 40, "heads": 2, "width": 32},
         "kda_decode": {"batch": 2, "heads": 2, "width": 32},
         "short_conv": {"tokens": 20, "channels": 48},
